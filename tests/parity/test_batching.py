@@ -195,13 +195,7 @@ CASES = [
     Case(
         "the queue of one level is full",
         "priority_levels: 2 default_priority_level: 2 priority_queue_policy { key: 1 value { max_queue_size: 1 } }",
-        [
-            RUNNING,
-            Arrival(parameters={"priority": 1}),
-            Arrival(parameters={"priority": 1}),
-            Arrival(),
-            Arrival(),
-        ],
+        [RUNNING, Arrival(parameters={"priority": 1}), Arrival(parameters={"priority": 1}), Arrival(), Arrival()],
         max_batch_size=1,
     ),
     Case(
@@ -229,12 +223,7 @@ CASES = [
     Case(
         "a late request of a high level goes before a low level",
         f"priority_levels: 2 default_priority_level: 2 priority_queue_policy {{ key: 1 value {{ {LATE_POLICY} }} }}",
-        [
-            RUNNING,
-            Arrival(parameters={"priority": 1, **REQUEST}),
-            Arrival(),
-            Arrival(parameters={"priority": 1}),
-        ],
+        [RUNNING, Arrival(parameters={"priority": 1, **REQUEST}), Arrival(), Arrival(parameters={"priority": 1})],
         max_batch_size=1,
     ),
     Case("answers in order", "preserve_ordering: true", [RUNNING, *waiting(1, 2, 1)]),

@@ -401,10 +401,7 @@ FLOATS = ParityModel(
 
 @pytest.fixture(scope="module")
 def members(
-    request: pytest.FixtureRequest,
-    peer: TritonPeer | None,
-    paired: Paired,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, peer: TritonPeer | None, paired: Paired, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
     """Both servers with the members of these ensembles only, so that the index holds little else."""
     folder = tmp_path_factory.mktemp("configurations")

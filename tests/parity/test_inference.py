@@ -111,11 +111,7 @@ SHAPE_CASES = [
     exchange("zero columns in a batch", infer("types", raw_input("INPUT_FP32", np.zeros((3, 0)), "float32"))),
     exchange(
         "reshaped",
-        infer(
-            "reshaped",
-            raw_input("INPUT_A", [[1, 2, 3, 4]], "float32"),
-            raw_input("INPUT_B", [[5]], "float32"),
-        ),
+        infer("reshaped", raw_input("INPUT_A", [[1, 2, 3, 4]], "float32"), raw_input("INPUT_B", [[5]], "float32")),
     ),
     exchange(
         "reshaped with variable dimensions",
@@ -157,7 +153,7 @@ VERSION_CASES = [
         exchange(f"version {version!r} of {model}", infer(model, version=version))
         for model, versions in (("versions", ("", "1", "3", "03", "+3")), ("latest", ("", "7", "10", "010")))
         for version in versions
-    ),
+    )
 ]
 SEEN_CASES = [
     exchange("no inputs", infer("seen")),

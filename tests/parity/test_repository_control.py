@@ -202,8 +202,7 @@ UNLOADS = [
 ]
 DEPENDENT_CASES = [
     exchange(
-        "load of a chain",
-        *(load("control_chain"), Index(["control_chain", "control_dependent"]), ask("control_chain")),
+        "load of a chain", *(load("control_chain"), Index(["control_chain", "control_dependent"]), ask("control_chain"))
     ),
     exchange(
         "unload of a chain alone",

@@ -10,15 +10,7 @@ import pytest
 from support.parity.counters import Counters
 from support.parity.exchange import Call, Exchange, Step, Stream
 from support.parity.inference import Output, infer, raw_input
-from support.parity.models import (
-    ParityModel,
-    add_sub_tensors,
-    ensemble,
-    python,
-    step,
-    tensor,
-    write_model,
-)
+from support.parity.models import ParityModel, add_sub_tensors, ensemble, python, step, tensor, write_model
 from support.parity.pair import Pair
 from support.parity.repository import load, unload
 
@@ -90,9 +82,7 @@ CASES = [
     counted("three requests", *(add_sub("counted_three") for _ in range(3))),
     counted("batches of several sizes", *(add_sub(BATCHED, rows) for rows in (1, 2, 2, 8, 5))),
     counted(
-        "a dynamic batcher",
-        *(add_sub("counted_dynamic", rows) for rows in (2, 3)),
-        config="dynamic_batching { }\n",
+        "a dynamic batcher", *(add_sub("counted_dynamic", rows) for rows in (2, 3)), config="dynamic_batching { }\n"
     ),
     counted(
         "classes and fewer outputs",

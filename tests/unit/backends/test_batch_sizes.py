@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 
 from rocserve.backends import batch_sizes
-from rocserve.backends.batch_sizes import (
-    Arrays,
-    default_batch_sizes,
-    parse_batch_sizes,
-    pieces,
-    rows_that_fit,
-)
+from rocserve.backends.batch_sizes import Arrays, default_batch_sizes, parse_batch_sizes, pieces, rows_that_fit
 from rocserve.backends.host import Host
 from rocserve.backends.onnx.runs import SizedRun
 from rocserve.core.datatypes import DataType
@@ -34,8 +28,7 @@ def test_default_sizes(largest: int, sizes: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sizes"),
-    [("1, 4, 8", (1, 4, 8)), ("8 4,4", (4, 8)), (" 2 ", (2,)), ("[1, 2]", (1, 2)), ("3", (3,))],
+    ("text", "sizes"), [("1, 4, 8", (1, 4, 8)), ("8 4,4", (4, 8)), (" 2 ", (2,)), ("[1, 2]", (1, 2)), ("3", (3,))]
 )
 def test_sizes_that_are_written_down(text: str, sizes: tuple[int, ...]) -> None:
     assert parse_batch_sizes(text, 8) == sizes

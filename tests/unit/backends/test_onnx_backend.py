@@ -173,14 +173,7 @@ def test_large_outputs_are_written_where_there_is_room(model_source: SourceMaker
     np.testing.assert_array_equal(room["OUTPUT1"], left - right)
 
 
-@pytest.mark.parametrize(
-    ("length", "room"),
-    [
-        (16, (3, 16)),
-        (LARGE, None),
-        (LARGE, (3, 1)),
-    ],
-)
+@pytest.mark.parametrize(("length", "room"), [(16, (3, 16)), (LARGE, None), (LARGE, (3, 1))])
 def test_outputs_that_are_small_or_without_room_have_memory_of_their_own(
     model_source: SourceMaker, length: int, room: tuple[int, ...] | None
 ) -> None:
@@ -301,8 +294,7 @@ def test_fp8_has_no_name_in_the_protocol(model_source: SourceMaker) -> None:
     fp8 = helper.make_graph([helper.make_node("Identity", ["X"], ["Y"])], "graph", [x], [y])
     model = helper.make_model(fp8, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     with pytest.raises(
-        ServeError,
-        match=r"input 'X' has ONNX type tensor\(float8e4m3fn\), which the KServe protocol does not have",
+        ServeError, match=r"input 'X' has ONNX type tensor\(float8e4m3fn\), which the KServe protocol does not have"
     ):
         load(model_source("model.onnx", model.SerializeToString()))
 

@@ -59,8 +59,7 @@ def test_a_model_with_custom_operators_is_for_onnx_runtime() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "name"),
-    [(-1, "BASIC"), (0, "ALL"), (1, "EXTENDED"), (2, "DISABLE_ALL"), (7, "ALL")],
+    ("level", "name"), [(-1, "BASIC"), (0, "ALL"), (1, "EXTENDED"), (2, "DISABLE_ALL"), (7, "ALL")]
 )
 def test_the_level_of_the_graph(level: int, name: str) -> None:
     expected = f"ORT_{name}" if name == "DISABLE_ALL" else f"ORT_ENABLE_{name}"

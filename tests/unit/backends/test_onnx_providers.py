@@ -121,10 +121,7 @@ def test_accelerators_of_gpus_are_passed_over_on_the_cpu(plan_for: PlanMaker, ca
 @pytest.mark.parametrize(
     ("lists", "text"),
     [
-        (
-            {"gpu": [ExecutionAccelerator("tensorrt")]},
-            "'tensorrt' .NVIDIA. is not supported; use migraphx, rocm, c",
-        ),
+        ({"gpu": [ExecutionAccelerator("tensorrt")]}, "'tensorrt' .NVIDIA. is not supported; use migraphx, rocm, c"),
         ({"gpu": [ExecutionAccelerator("tpu")]}, "'tpu' is unknown; known are migraphx, rocm, cuda, openvino"),
         ({"cpu": [ExecutionAccelerator("cuda")]}, "'cuda' is an accelerator for GPUs; name it in gpu_execution_accel"),
         (

@@ -15,14 +15,7 @@ from rocserve.backends.base import LoadedModel, ModelSource, model_load_check
 from rocserve.backends.onnx import backend
 from rocserve.core.datatypes import DataType
 from rocserve.core.load_check import NOT_CHECKED, ROWS
-from rocserve.core.model_config import (
-    BatchInput,
-    BatchInputKind,
-    InputConfig,
-    OutputConfig,
-    WarmupInput,
-    WarmupSample,
-)
+from rocserve.core.model_config import BatchInput, BatchInputKind, InputConfig, OutputConfig, WarmupInput, WarmupSample
 
 SourceMaker = Callable[..., ModelSource]
 Load = Callable[..., LoadedModel]

@@ -63,10 +63,7 @@ SCORES = [[3, 1, 4], [2, 5, 7]]
 
 @pytest.mark.parametrize(
     ("classes", "datatype", "labels"),
-    [
-        ([3, 5, -8], DataType.INT64, ("3", "5", "-8")),
-        (["a", "b b", "ß"], DataType.BYTES, ("a", "b b", "ß")),
-    ],
+    [([3, 5, -8], DataType.INT64, ("3", "5", "-8")), (["a", "b b", "ß"], DataType.BYTES, ("a", "b b", "ß"))],
 )
 def test_maps_are_served_as_the_tensor_that_they_were_made_of(
     model_source: SourceMaker,
@@ -184,15 +181,10 @@ def test_rows_that_run_one_by_one_keep_the_declared_shape(model_source: SourceMa
 
 def test_an_input_of_unknown_rank_takes_any_shape_and_a_scalar_stays_one(model_source: SourceMaker) -> None:
     content = model_bytes(
-        [helper.make_node("Mul", ["X", "factor"], ["Y"])],
-        [info("X", None), info("factor", [])],
-        [info("Y", None)],
+        [helper.make_node("Mul", ["X", "factor"], ["Y"])], [info("X", None), info("factor", [])], [info("Y", None)]
     )
     model = load(model_source("model.onnx", content))
-    assert model.signature.inputs == (
-        TensorSpec("X", FP32, (-1,), any_rank=True),
-        TensorSpec("factor", FP32, ()),
-    )
+    assert model.signature.inputs == (TensorSpec("X", FP32, (-1,), any_rank=True), TensorSpec("factor", FP32, ()))
     for shape in ((), (2,), (1, 2, 3)):
         array = np.ones(shape, np.float32)
         assert run(model, ("Y",), X=array, factor=np.array(3, np.float32))[0].tolist() == (array * 3).tolist()

@@ -447,10 +447,7 @@ def completing(line: str) -> str:
             "        config.add_input({'name': 'W', 'data_type': 'FP32', 'dims': [0]})\n        return config",
             "data_type 'FP32'; expected one of",
         ),
-        (
-            completing("config.add_output({'name': 5, 'data_type': 'TYPE_FP32', 'dims': [1]})"),
-            "name 5; expected",
-        ),
+        (completing("config.add_output({'name': 5, 'data_type': 'TYPE_FP32', 'dims': [1]})"), "name 5; expected"),
         (completing("config.as_dict()['input'][0]['name'] = ''"), "name ''; expected"),
         (completing("config.add_output({'name': 'W', 'data_type': 'TYPE_FP32', 'dims': [2**63]})"), "expected a list"),
         (completing("config.set_max_batch_size(2**31)"), "max_batch_size 2147483648; expected 2147483647 at most"),

@@ -15,14 +15,7 @@ import numpy as np
 import pytest
 from support.pytorch import TorchFiles
 
-from rocserve.backends.base import (
-    Batch,
-    Execution,
-    LoadedModel,
-    ModelSource,
-    model_executions,
-    model_preparation,
-)
+from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions, model_preparation
 from rocserve.backends.warmup import as_served
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import DEVICE_PROPERTY

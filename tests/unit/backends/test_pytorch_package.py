@@ -25,10 +25,7 @@ from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 
 # Importing PyTorch takes seconds.
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)]
 
 HERE = {"AOTI_PLATFORM": "linux", "AOTI_MACHINE": platform.machine(), "AOTI_CPU_ISA": "", "AOTI_COMPUTE_CAPABILITY": ""}
 

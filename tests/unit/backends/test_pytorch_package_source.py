@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from rocserve.backends.pytorch.package_source import PackageSource
 
 # Importing PyTorch takes seconds.
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)]
 
 FP32 = DataType.FP32
 
@@ -114,10 +111,7 @@ def test_sizes_of_which_an_older_package_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        (
-            (-1, 3),
-            "input 'x0' is FP32 [-1, 3] in config.pbtxt, but the package was compiled for FP32 [-1, 4];",
-        ),
+        ((-1, 3), "input 'x0' is FP32 [-1, 3] in config.pbtxt, but the package was compiled for FP32 [-1, 4];"),
         ((-1, -1), "FP32 [-1, -1] in config.pbtxt, but the package was compiled for "),
         ((-1, 4, 1), "FP32 [-1, 4, 1] in config.pbtxt, but the package was compiled for "),
         ((-1,), "FP32 [-1] in config.pbtxt, but the package was compiled for "),

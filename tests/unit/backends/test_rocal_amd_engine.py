@@ -237,10 +237,7 @@ def test_flags_of_each_image() -> None:
     setup = setup_for(steps, batch_size=3)
     engine, reference = engines(setup)
     images = [jpeg(30 + index, 50) for index in range(7)]
-    flags = {
-        "MIRROR": np.array([0, 1, 1, 0, 1, 0, 0], dtype=bool),
-        "TURN": np.array([0, 0, 1, 1, 1, 0, 1], dtype=bool),
-    }
+    flags = {"MIRROR": np.array([0, 1, 1, 0, 1, 0, 0], dtype=bool), "TURN": np.array([0, 0, 1, 1, 1, 0, 1], dtype=bool)}
     shapes = [(9, 17, 3), (9, 17, 3)]
     given, failures = run_batch(engine, setup, images, shapes, flags)
     expected, _ = run_batch(reference, setup, images, shapes, flags)

@@ -185,9 +185,7 @@ def test_rocal_is_compared_with_the_cpu_engine(rocal: ModuleType, monkeypatch: p
     assert not found.fault
     assert found.largest_error < 0.01
     monkeypatch.setattr(
-        rocal,
-        "brightness",
-        lambda context, image, is_output, *others: rocal.copy(context, image, is_output),
+        rocal, "brightness", lambda context, image, is_output, *others: rocal.copy(context, image, is_output)
     )
     engine = RocalEngine(setup_for(BRIGHTER))
     found = engine.compare()

@@ -94,11 +94,7 @@ def test_mean_and_deviation_for_unit_range_give_floats_by_default(served: Served
     ],
 )
 def test_the_output_follows_the_declared_one(
-    served: Served,
-    datatype: DataType,
-    dims: tuple[int, ...],
-    layout: str,
-    tolerance: float,
+    served: Served, datatype: DataType, dims: tuple[int, ...], layout: str, tolerance: float
 ) -> None:
     encoded = bytes_batch([jpeg(300, 200)], [1])
     plain = output(batching_model(served), encoded).astype(float)

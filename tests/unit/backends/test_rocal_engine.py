@@ -177,12 +177,7 @@ def test_images_that_never_fit_each_other_are_refused_when_the_model_is_loaded()
 
 @pytest.mark.parametrize(
     ("shape", "policy", "stands_out"),
-    [
-        ([4, 14], "ERROR", True),
-        ([4, 13], "ERROR", False),
-        ([9, 99], "PAD", False),
-        ([9, 99], "TRIMTOSHAPE", False),
-    ],
+    [([4, 14], "ERROR", True), ([4, 13], "ERROR", False), ([9, 99], "PAD", False), ([9, 99], "TRIMTOSHAPE", False)],
 )
 def test_a_slice_that_always_stands_out_is_refused_when_the_model_is_loaded(
     shape: list[int], policy: str, stands_out: bool

@@ -254,12 +254,7 @@ def test_the_choice_of_the_engine_is_said(
     caplog.clear()
     # As the server plans a group of KIND_GPU without a GPU: on the CPU, and only with this parameter.
     group = InstanceGroup("", InstanceKind.GPU, 1)
-    served(
-        {"pipeline": [RESIZE]},
-        kind=InstanceKind.CPU,
-        parameters={"engine": "auto"},
-        instance_groups=(group,),
-    )
+    served({"pipeline": [RESIZE]}, kind=InstanceKind.CPU, parameters={"engine": "auto"}, instance_groups=(group,))
     assert "engine cpu: KIND_GPU is asked for, but amd.rocal is not installed" in caplog.text
 
 

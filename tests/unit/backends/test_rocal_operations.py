@@ -152,11 +152,7 @@ def test_crop_fixed_positions(position: float, left: int) -> None:
     ],
 )
 def test_crop_resize_fixed_takes_the_part(
-    size: tuple[int, int],
-    area: float,
-    aspect_ratio: float,
-    drift: tuple[float, float],
-    part: tuple[int, int, int, int],
+    size: tuple[int, int], area: float, aspect_ratio: float, drift: tuple[float, float], part: tuple[int, int, int, int]
 ) -> None:
     pixels = numbered(*size)
     top, left, height, width = part

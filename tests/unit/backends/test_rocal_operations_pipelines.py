@@ -145,11 +145,7 @@ WRONG_SIZES: list[tuple[dict[str, Any], str]] = [
         ("transpose", {"perm": [2, 0, 1]}, r"'perm' must be \[1, 0, 2\] or \[0, 1, 2\], not \[2, 0, 1\]"),
         ("transpose", {"perm": [1, 0]}, "'perm' must be a list of 3 axes"),
         ("lens_correction", {}, "key 'camera_matrix' is missing"),
-        (
-            "lens_correction",
-            {"camera_matrix": [1, 2, 3]},
-            r"a list of 4 numbers \[fx, cx, fy, cy\], not \[1, 2, 3\]",
-        ),
+        ("lens_correction", {"camera_matrix": [1, 2, 3]}, r"a list of 4 numbers \[fx, cx, fy, cy\], not \[1, 2, 3\]"),
         (
             "lens_correction",
             {"camera_matrix": [0, 2, 3, 4], "distortion_coeffs": [0] * 5},

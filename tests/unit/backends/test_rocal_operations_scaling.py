@@ -207,11 +207,7 @@ def test_weighted_interpolations(kernel: str, height: int, width: int, channels:
         "hs,wt,stc->hwc", weights(23, height, kernel), weights(31, width, kernel), pixels.astype(np.float64)
     )
     operation = make(
-        "resize",
-        channels,
-        resize_width=width,
-        resize_height=height,
-        interpolation_type=f"{kernel}_INTERPOLATION",
+        "resize", channels, resize_width=width, resize_height=height, interpolation_type=f"{kernel}_INTERPOLATION"
     )
     np.testing.assert_allclose(result(operation, pixels, as_float=True), exact, atol=0.01)
     assert_rounded(result(operation, pixels), exact, error=0.01)

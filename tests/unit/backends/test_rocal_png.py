@@ -49,10 +49,7 @@ KINDS = {
     "rgba 16": (png(WIDTH, HEIGHT, 16, RGB_ALPHA_TYPE, rows_of(sixteen_bits(np.dstack([COLOURS, ALPHA])))), COLOURS),
     "grey": (png(WIDTH, HEIGHT, 8, GREY_TYPE, rows_of(GREY)), np.dstack([GREY] * 3)),
     "grey 16": (png(WIDTH, HEIGHT, 16, GREY_TYPE, rows_of(sixteen_bits(GREY))), np.dstack([GREY] * 3)),
-    "grey alpha": (
-        png(WIDTH, HEIGHT, 8, GREY_ALPHA_TYPE, rows_of(np.dstack([GREY, ALPHA]))),
-        np.dstack([GREY] * 3),
-    ),
+    "grey alpha": (png(WIDTH, HEIGHT, 8, GREY_ALPHA_TYPE, rows_of(np.dstack([GREY, ALPHA]))), np.dstack([GREY] * 3)),
     "grey 1": (
         png(WIDTH, HEIGHT, 1, GREY_TYPE, rows_of(np.packbits(INDICES > 7, axis=1))),
         np.dstack([(INDICES > 7).astype(np.uint8) * 255] * 3),

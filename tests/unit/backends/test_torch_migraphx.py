@@ -26,10 +26,7 @@ from rocserve.settings import EngineSettings
 if TYPE_CHECKING:
     from support.torch_lowering import Lowerings
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)]
 
 SourceMaker = Callable[..., ModelSource]
 

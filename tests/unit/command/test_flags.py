@@ -15,13 +15,7 @@ from support.waiting import PATIENCE_SECONDS
 
 from rocserve.flags import FlagError, add_serve_flags, settings_from
 from rocserve.flags.arguments import flags_of
-from rocserve.settings import (
-    ControlMode,
-    EngineSettings,
-    ReadinessRule,
-    ResidencySettings,
-    ServerSettings,
-)
+from rocserve.settings import ControlMode, EngineSettings, ReadinessRule, ResidencySettings, ServerSettings
 
 
 def settings(*arguments: str) -> ServerSettings:
@@ -256,22 +250,13 @@ HERE = "--model-repository=."
             [HERE, "--http-restricted-api=trace:one=1", "--http-restricted-api=logging,trace:two=2"],
             "restricted api 'trace' can not be specified in multiple config groups",
         ),
-        (
-            [HERE, "--http-restricted-api=trace:a@file=/absent"],
-            "there is no file /absent with the value of 'a'",
-        ),
+        ([HERE, "--http-restricted-api=trace:a@file=/absent"], "there is no file /absent with the value of 'a'"),
         (
             [HERE, "--trace-config=rate=often"],
             "--trace-config: rate=often: expected a whole number from 0 to 4294967295",
         ),
-        (
-            [HERE, "--trace-level=ALL"],
-            "--trace-config: invalid value for trace level option: ALL; expected OFF",
-        ),
-        (
-            [HERE, "--trace-config=jaeger,url=x"],
-            "--trace-config: invalid value for trace mode option: jaeger",
-        ),
+        ([HERE, "--trace-level=ALL"], "--trace-config: invalid value for trace level option: ALL; expected OFF"),
+        ([HERE, "--trace-config=jaeger,url=x"], "--trace-config: invalid value for trace mode option: jaeger"),
     ],
 )
 def test_words_that_contradict_each_other_or_what_is_there(

@@ -64,9 +64,7 @@ async def test_a_life(manager: Manager) -> None:
     server.close()
 
 
-async def test_a_manager_that_cannot_be_reached_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_manager_that_cannot_be_reached_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = ServiceManager({"NOTIFY_SOCKET": f"{folder}/notify"}, LOG)
         server.ready("1 model served")

@@ -30,10 +30,7 @@ def registry() -> BackendRegistry:
         [
             _spec("onnx", ("onnx_onnxv1", "onnxruntime_onnx", "onnxruntime"), ("model.onnx",), True),
             _spec(
-                "migraphx",
-                ("migraphx_mxr", "tensorflow_graphdef"),
-                ("model.mxr", "model.graphdef", "model.pb"),
-                False,
+                "migraphx", ("migraphx_mxr", "tensorflow_graphdef"), ("model.mxr", "model.graphdef", "model.pb"), False
             ),
             _spec("rocal", ("rocal_json", "rocal"), ("pipeline.json", "model.json", "*.json"), True),
             _spec("python", ("python",), ("model.py",), False),

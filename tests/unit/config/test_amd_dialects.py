@@ -10,11 +10,7 @@ import pytest
 from support.model_folders import Models
 
 from rocserve.amd_inference_server.configurations import is_toml, read_toml
-from rocserve.config.definition import (
-    FolderReading,
-    complete_definition,
-    find_model_file,
-)
+from rocserve.config.definition import FolderReading, complete_definition, find_model_file
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -167,10 +163,7 @@ def test_strict_compares_instead_of_taking(models: Models, make_signature: MakeS
         complete_definition(models.read(folder), signature, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("parameter", "batch"),
-    [("int64_param: 16", 16), ('string_param: "8"', 8)],
-)
+@pytest.mark.parametrize(("parameter", "batch"), [("int64_param: 16", 16), ('string_param: "8"', 8)])
 def test_parameters(models: Models, parameter: str, batch: int) -> None:
     text = f"""{_PBTXT}
     parameters {{ key: "batch" value {{ {parameter} }} }}

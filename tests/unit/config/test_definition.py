@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 from support.model_folders import Models
 
-from rocserve.config.definition import (
-    ModelDefinition,
-    complete_definition,
-    find_model_file,
-)
+from rocserve.config.definition import ModelDefinition, complete_definition, find_model_file
 from rocserve.config.model_folder import FlatModel
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.core.errors import ServeError, StatusCode

@@ -104,8 +104,7 @@ def test_output_that_nothing_leads_to() -> None:
 
 def test_circle_of_steps() -> None:
     fault = _fault(
-        _step("a", {"x": "in", "z": "back"}, {"y": "mid"}),
-        _step("b", {"x": "mid"}, {"y": "out", "z": "back"}),
+        _step("a", {"x": "in", "z": "back"}, {"y": "mid"}), _step("b", {"x": "mid"}, {"y": "out", "z": "back"})
     )
     assert fault.startswith("output 'out' for ensemble 'e' is not written: at least one of its depending tensors,")
 

@@ -48,10 +48,7 @@ def test_what_the_server_prints_can_be_sent_back() -> None:
             "Invalid config override: not JSON: Expecting property name enclosed in double quotes at line 1 column 2",
         ),
         ("[1]", "Invalid config override: expected a JSON object of ModelConfig's fields, got list"),
-        (
-            f'{{"max_batch_size": {"9" * 5000}}}',
-            "Invalid config override: a number has too many digits",
-        ),
+        (f'{{"max_batch_size": {"9" * 5000}}}', "Invalid config override: a number has too many digits"),
         (
             '{"max_batch_sise": 1}',
             "Invalid config override: unknown field 'max_batch_sise' of ModelConfig; did you mean 'max_batch_size'?",

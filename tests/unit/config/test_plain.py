@@ -68,13 +68,7 @@ def test_every_part() -> None:
         version_policy=VersionPolicy(specific=(2, 5)),
         instance_groups=(InstanceGroup("", InstanceKind.GPU, 2, (0, 1), True),),
         dynamic_batching=DynamicBatching(
-            (4, 8),
-            9,
-            True,
-            2,
-            1,
-            QueuePolicy(max_queue_size=3),
-            {2: QueuePolicy(True, 4, True, 0)},
+            (4, 8), 9, True, 2, 1, QueuePolicy(max_queue_size=3), {2: QueuePolicy(True, 4, True, 0)}
         ),
         model_warmup=(
             WarmupSample("w", 2, {"x": WarmupInput(DataType.UINT8, (2, 3, 1), "random")}),
@@ -108,10 +102,7 @@ def test_steps_without_a_version_take_the_highest() -> None:
     assert config.is_ensemble
     assert config.platform == "ensemble"
     assert config.instance_groups == ()
-    assert config.ensemble_steps == (
-        EnsembleStep("a", -1, {"x": "in"}, {"y": "out"}),
-        EnsembleStep("b", 3, {}, {}),
-    )
+    assert config.ensemble_steps == (EnsembleStep("a", -1, {"x": "in"}, {"y": "out"}), EnsembleStep("b", 3, {}, {}))
 
 
 def test_every_datatype_has_its_name() -> None:

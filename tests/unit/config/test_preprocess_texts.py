@@ -165,11 +165,7 @@ def test_the_files_say_how_a_vector_is_made(given, of, pooling: str, normalise: 
             ),
             "256",
         ),
-        (
-            config(),
-            files(config={"max_position_embeddings": 512}, tokenizer_config={"model_max_length": 1024}),
-            "512",
-        ),
+        (config(), files(config={"max_position_embeddings": 512}, tokenizer_config={"model_max_length": 1024}), "512"),
         (
             config(),
             files(config={"max_position_embeddings": 514, "model_type": "xlm-roberta", "pad_token_id": 1}),

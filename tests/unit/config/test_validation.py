@@ -36,10 +36,7 @@ def _input(fields: str) -> str:
             'name: "m" platform: "onnx_onnxv1" ensemble_scheduling { }',
             "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
         ),
-        (
-            'name: "m" platform: "ensemble"',
-            "ensemble scheduling must be set for ensemble m whose platform is ensemble",
-        ),
+        ('name: "m" platform: "ensemble"', "ensemble scheduling must be set for ensemble m whose platform is ensemble"),
         (_GOOD + "max_batch_size: -1", "'max_batch_size' must be non-negative value for m"),
     ],
 )
@@ -80,8 +77,7 @@ def test_each_name_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "reshape",
-    ["dims: [2, 4, -1, 6] reshape { shape: [8, -1, 1, 6] }", "dims: [6] reshape { shape: [2, 3] }"],
+    "reshape", ["dims: [2, 4, -1, 6] reshape { shape: [8, -1, 1, 6] }", "dims: [6] reshape { shape: [2, 3] }"]
 )
 def test_reshapes_that_keep_every_element(reshape: str) -> None:
     message = parse_model_config(_input(f'name: "x" data_type: TYPE_FP32 {reshape}'), "config.pbtxt")

@@ -39,10 +39,7 @@ def test_places_of_one_label_have_one_length() -> None:
 @pytest.mark.parametrize(
     ("lengths", "text"),
     [
-        (
-            (33, 1),
-            r"dimension 'sequence' .* is 33, expected 1 to 32, the largest of its sizes 8, 16, 32; send less",
-        ),
+        ((33, 1), r"dimension 'sequence' .* is 33, expected 1 to 32, the largest of its sizes 8, 16, 32; send less"),
         ((0, 1), "is 0, expected 1 to 32"),
         ((1, 201), "dimension 'H' of input 'image' is 201, expected 1 to 200"),
     ],

@@ -151,10 +151,7 @@ def test_the_highest_first_with_labels():
     ranked = classify(tensor, 2, ("zero", "one"), batching=True)
     assert ranked.datatype is DataType.BYTES
     assert ranked.shape == (2, 2)
-    assert ranked.numpy().tolist() == [
-        [b"0.700000:1:one", b"0.200000:2"],
-        [b"0.500000:0:zero", b"0.250000:1:one"],
-    ]
+    assert ranked.numpy().tolist() == [[b"0.700000:1:one", b"0.200000:2"], [b"0.500000:0:zero", b"0.250000:1:one"]]
 
 
 def test_more_classes_than_there_are_and_no_batching():

@@ -16,10 +16,7 @@ ADD_SUB = ModelConfig(
     name="m",
     backend="onnx",
     max_batch_size=8,
-    inputs=(
-        InputConfig("INPUT0", DataType.INT32, (16,)),
-        InputConfig("INPUT1", DataType.INT32, (16,)),
-    ),
+    inputs=(InputConfig("INPUT0", DataType.INT32, (16,)), InputConfig("INPUT1", DataType.INT32, (16,))),
     outputs=(OutputConfig("OUTPUT0", DataType.INT32, (16,)), OutputConfig("OUTPUT1", DataType.INT32, (16,))),
 )
 

@@ -11,8 +11,7 @@ from rocserve.presets.class_names import read_class_names
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a\nb\n", "a\nb", "a\r\nb\r\n", "a\n\n", "one\x0b\x0cand\x85\u2028more\x1c\nb\rc\n", "\ufeffé\nb\n"],
+    "text", ["a\nb\n", "a\nb", "a\r\nb\r\n", "a\n\n", "one\x0b\x0cand\x85\u2028more\x1c\nb\rc\n", "\ufeffé\nb\n"]
 )
 def test_lines_are_those_that_the_server_reads(tmp_path: Path, text: str) -> None:
     path = tmp_path / "labels.txt"

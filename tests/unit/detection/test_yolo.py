@@ -8,11 +8,7 @@ from support.slow_yolo import opencv_suppress, slow_decode
 
 from rocserve.presets import yolo
 
-ANCHORS = (
-    ((12, 16), (19, 36), (40, 28)),
-    ((36, 75), (76, 55), (72, 146)),
-    ((142, 110), (192, 243), (459, 401)),
-)
+ANCHORS = (((12, 16), (19, 36), (40, 28)), ((36, 75), (76, 55), (72, 146)), ((142, 110), (192, 243), (459, 401)))
 STRIDES, XY_SCALES = (8, 16, 32), (1.2, 1.1, 1.05)
 
 

@@ -21,13 +21,7 @@ from rocserve.links import rings
 from rocserve.links.rings import ENTRY_BYTES, SMALLEST_RING, LinkBroken, LinkEnd, create_file
 from rocserve.plane import doorbell
 from rocserve.plane.anonymous_file import map_file, open_for_reading
-from rocserve.plane.doorbell import (
-    KEEPS_STORE_ORDER,
-    Doorbell,
-    SocketRinger,
-    SocketSleeper,
-    drain_rings,
-)
+from rocserve.plane.doorbell import KEEPS_STORE_ORDER, Doorbell, SocketRinger, SocketSleeper, drain_rings
 
 ENTRIES = SMALLEST_RING
 FIRST_RINGS = (ENTRIES, 2 * ENTRIES)

@@ -67,10 +67,7 @@ def test_a_step_of_a_quantised_file_is_rounding() -> None:
 
 def test_a_saturated_output_is_judged_by_what_the_output_usually_is() -> None:
     x = np.array([[1, 2, 3]], np.float32)
-    cases = [
-        Case(PLAIN, {"x": x}, {"y": x}, {"y": 0.0}),
-        Case("negative", {"x": -x}, {"y": x * 1e-10}, {"y": 0.0}),
-    ]
+    cases = [Case(PLAIN, {"x": x}, {"y": x}, {"y": 0.0}), Case("negative", {"x": -x}, {"y": x * 1e-10}, {"y": 0.0})]
 
     def off_by(error: float) -> bool:
         return compare(cases, lambda feed: {"y": x if feed["x"].min() > 0 else x * 1e-10 + error}, "fp32").right

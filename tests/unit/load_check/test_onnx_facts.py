@@ -42,11 +42,7 @@ _ONE = {"one": np.array([1])}
             {"d": np.array(9), "v": np.array([0, 1], np.float32)},
             {"x": 9},
         ),
-        (
-            "g (int64[N, M] x) => (bool[N, 6] y) { y = Equal(x, r) }",
-            {"r": np.arange(6)[None]},
-            {"x": 6},
-        ),
+        ("g (int64[N, M] x) => (bool[N, 6] y) { y = Equal(x, r) }", {"r": np.arange(6)[None]}, {"x": 6}),
         (
             "g (int64[N] x) => (float[N, 4] y) { f = DequantizeLinear(q, s, z) y = Gather(f, x) }",
             {"q": np.zeros((30, 4), np.uint8), "s": np.array(0.1, np.float32), "z": np.array(3, np.uint8)},
@@ -65,12 +61,7 @@ def test_finds_the_ends_of_embedding_layers() -> None:
     text = """g (int32[N, T] ids, int32[N, T] kinds) => (float[N, T, 4] y, int32[N] m) {
         y, m = com.microsoft.EmbedLayerNormalization(ids, kinds, words, places, segments, gamma, beta) }"""
     parsed = model(
-        text,
-        words=normal(99, 4),
-        places=normal(16, 4),
-        segments=normal(2, 4),
-        gamma=normal(4),
-        beta=normal(4),
+        text, words=normal(99, 4), places=normal(16, 4), segments=normal(2, 4), gamma=normal(4), beta=normal(4)
     )
     assert onnx_facts(parsed).ends == {"ids": 99, "kinds": 2}
 

@@ -202,11 +202,7 @@ FLOATS = np.float32([1, 2, 4])
 
 @pytest.mark.parametrize(
     ("datatype", "near", "far"),
-    [
-        (DataType.FP32, 4.002, 4.02),
-        (DataType.FP64, 4.002, 4.02),
-        (DataType.FP16, 4.04, 4.2),
-    ],
+    [(DataType.FP32, 4.002, 4.02), (DataType.FP64, 4.002, 4.02), (DataType.FP16, 4.04, 4.2)],
 )
 def test_engines_may_differ_as_the_precision_allows(datatype: DataType, near: float, far: float) -> None:
     dtype = datatype.numpy_dtype

@@ -13,14 +13,7 @@ from support.load_check import Loaded, load, model, normal, unhurried
 from rocserve.core.datatypes import DataType
 from rocserve.load_check.budget import Budget
 from rocserve.load_check.facts import NO_FACTS
-from rocserve.load_check.reference import (
-    Case,
-    ReferenceVerdict,
-    compare,
-    load_cases,
-    reference_cases,
-    save_cases,
-)
+from rocserve.load_check.reference import Case, ReferenceVerdict, compare, load_cases, reference_cases, save_cases
 from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed
 
 _NEGATION = "g (float[N, 4] x) => (float[N, 4] y) { y = Neg(x) }"
@@ -70,11 +63,7 @@ def test_rounding_is_right() -> None:
             lambda f: log_softmax(f["x"]),
             "large",
         ),
-        (
-            "g (float[N, 4] x) => (float[N, 4] y) { y = Softplus(x) }",
-            lambda feed: np.log1p(np.exp(feed["x"])),
-            "large",
-        ),
+        ("g (float[N, 4] x) => (float[N, 4] y) { y = Softplus(x) }", lambda feed: np.log1p(np.exp(feed["x"])), "large"),
         (
             "g (float[N, 4] x) => (bool[N, 4] y) { y = Cast<to = 9>(x) }",
             lambda feed: feed["x"].astype(np.int32).astype(bool),

@@ -40,9 +40,7 @@ def test_reopened_counts_again_though_it_is_the_same() -> None:
 
 SCANS = st.lists(
     st.tuples(
-        st.floats(0.01, 1.5),
-        st.floats(0.0, 0.3),
-        st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 2)),
+        st.floats(0.01, 1.5), st.floats(0.0, 0.3), st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 2))
     ),
     max_size=30,
 )

@@ -210,10 +210,7 @@ def batch_ms(rows: int) -> float:
 @pytest.mark.parametrize("in_order", [False, True], ids=["newest first", "in order"])
 @pytest.mark.parametrize(
     ("run_ms", "policy", "capacity", "deadline_ms"),
-    [
-        pytest.param(single_ms, None, 100, 50, id="single"),
-        pytest.param(batch_ms, batches(), 100, 300, id="batches"),
-    ],
+    [pytest.param(single_ms, None, 100, 50, id="single"), pytest.param(batch_ms, batches(), 100, 300, id="batches")],
 )
 def test_a_machine_that_was_ten_times_slower_for_a_while_leaves_nothing_behind(
     run_ms: Callable[[int], float],

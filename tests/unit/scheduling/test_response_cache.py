@@ -134,12 +134,7 @@ def test_what_is_refused_waits_for_nobody(ask) -> None:
 
 DATA = (np.float32([1, 2]).tobytes(), np.float32([3]).tobytes())
 INPUTS = (InputHead("A", "FP32", (1, 2)), InputHead("B", "FP32", (1, 1)))
-ORIGINAL = (
-    RequestHead("m", "", INPUTS, (), {"of": "ann", "as": "text"}),
-    "",
-    DATA,
-    None,
-)
+ORIGINAL = (RequestHead("m", "", INPUTS, (), {"of": "ann", "as": "text"}), "", DATA, None)
 """Head, id, data and sequence of a request."""
 
 

@@ -258,10 +258,7 @@ def test_requests_of_drawn_lengths(command: Command, tmp_path: Path) -> None:
 def test_lengths_that_do_not_fit_the_model(command: Command, tmp_path: Path) -> None:
     folder = drop(tmp_path, "padded", encoder().SerializeToString(), _PADDED)
     for lengths, error in (
-        (
-            "17",
-            "dimension 'sequence' has lengths up to 17, expected 1 to 16, the largest of its sizes 8, 16;",
-        ),
+        ("17", "dimension 'sequence' has lengths up to 17, expected 1 to 16, the largest of its sizes 8, 16;"),
         ("batch=3", "expected the name of an open dimension, got 'batch'; the open dimensions are: sequence"),
     ):
         ran = command("bench", folder, "--engine", "onnxruntime", "--lengths", lengths, *_QUICK)

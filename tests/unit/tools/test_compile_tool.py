@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.load_check import model as parsed
-from support.migraphx_models import (
-    mlp,
-    reshaped_to_constant,
-    unknown_operator,
-    without_batch,
-)
+from support.migraphx_models import mlp, reshaped_to_constant, unknown_operator, without_batch
 from support.tools import Command
 
 pytestmark = pytest.mark.long

@@ -104,12 +104,7 @@ def test_what_says_its_inputs_needs_no_configuration(tmp_path: Path, file: str, 
 @pytest.mark.parametrize(
     ("file", "content", "manifest", "text"),
     [
-        (
-            "net.pt",
-            SCRIPT,
-            {},
-            "TorchScript does not name its inputs: name each, as in --input=INPUT__0:FP32:3,224",
-        ),
+        ("net.pt", SCRIPT, {}, "TorchScript does not name its inputs: name each, as in --input=INPUT__0:FP32:3,224"),
         ("net.pth", PICKLE, {"modelFile": "model.py"}, "model.pt holds a pickle of weights or of a module, not a"),
         ("net.bin", b"", {}, "model 'm' has the file 'net.bin'; expected TorchScript, a program of"),
         ("net.onnx", b"", {"modelName": "../m"}, "'../m' cannot be the name of a folder"),
@@ -122,12 +117,7 @@ def test_what_says_its_inputs_needs_no_configuration(tmp_path: Path, file: str, 
     ],
 )
 def test_what_cannot_be_converted_leaves_nothing(
-    tmp_path: Path,
-    file: str,
-    content: bytes,
-    manifest: dict[str, str],
-    text: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, file: str, content: bytes, manifest: dict[str, str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert convert(tmp_path, file, content, **manifest) == 1
     assert text in capsys.readouterr().err

@@ -58,24 +58,15 @@ def test_a_file_has_a_length_on_each_line(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "lognormal:median=40",
-            r"expected lognormal:median=N,max=N\[,spread=0\.8\]\[,min=1\], got 'log",
-        ),
+        ("lognormal:median=40", r"expected lognormal:median=N,max=N\[,spread=0\.8\]\[,min=1\], got 'log"),
         ("lognormal:median=40,max=9,max=99", "expected lognormal:median=N,max=N"),
         ("lognormal", "expected lognormal:median=N,max=N"),
-        (
-            "lognormal:median=0.5,max=9",
-            "expected a median between min and max, 1 and 9, got 'lognormal:median=0",
-        ),
+        ("lognormal:median=0.5,max=9", "expected a median between min and max, 1 and 9, got 'lognormal:median=0"),
         ("lognormal:median=10,max=9", "expected a median between min and max, 1 and 9"),
         ("lognormal:median=nan,max=9", "expected a number from 0 to .*, got 'nan' in 'lognormal:median=nan,max=9'"),
         ("lognormal:median=4,max=9,spread=11", "expected a number from 0 to 10, got '11'"),
         ("uniform:min=9,max=3", "expected a max of 9, the min, or more, got 'uniform:min=9,max=3'"),
-        (
-            "uniform:min=0,max=3",
-            "expected a length, .* 2147483647, got '0' in 'uniform:min=0,max=3'",
-        ),
+        ("uniform:min=0,max=3", "expected a length, .* 2147483647, got '0' in 'uniform:min=0,max=3'"),
         ("uniform:max=3,step=2", "expected uniform:min=N,max=N, got 'uniform:max=3,step=2'"),
         ("sequence=0", "expected a length, a whole number from 1 to 2147483647, got '0'$"),
         ("2147483648", "expected a length, a whole number from 1 to 2147483647, got '2147483648'$"),
@@ -131,11 +122,7 @@ def test_laws_find_their_dimensions() -> None:
 @pytest.mark.parametrize(
     ("labels", "names", "expected"),
     [
-        (
-            [""],
-            [],
-            "^cpu: --lengths: expected a model with an open dimension, but this engine runs it",
-        ),
+        ([""], [], "^cpu: --lengths: expected a model with an open dimension, but this engine runs it"),
         (
             [""],
             ["rows", "sequence"],

@@ -97,10 +97,7 @@ async def test_a_cancelled_load_ends_its_worker(workshop: Workshop, behaviour: s
 async def test_warm_up_gets_the_samples_of_the_config(workshop: Workshop) -> None:
     (workshop.folder / "warmup").mkdir()
     (workshop.folder / "warmup" / "a").write_bytes(np.arange(16, dtype=np.int32).tobytes())
-    inputs = {
-        "A": WarmupInput(DataType.INT32, (16,), "file:a"),
-        "B": WarmupInput(DataType.INT32, (16,), "zero"),
-    }
+    inputs = {"A": WarmupInput(DataType.INT32, (16,), "file:a"), "B": WarmupInput(DataType.INT32, (16,), "zero")}
     config = config_of("facts", model_warmup=(WarmupSample("w", 2, inputs, count=3),), max_batch_size=0)
     group = workshop.group(config=config)
     await group.load()
@@ -254,10 +251,7 @@ async def test_one_of_two_workers_that_hangs_is_reported_and_replaced(workshop: 
         " in it; the model is being restarted"
     )
     await until(lambda: workshop.events.recoveries)
-    assert workshop.events.restarts[0] == (
-        "worker was killed: it had not answered for 1 s (request_timeout_secs)",
-        0.0,
-    )
+    assert workshop.events.restarts[0] == ("worker was killed: it had not answered for 1 s (request_timeout_secs)", 0.0)
     assert workshop.events.silences[-1] == ""
     assert pids(group)[1] == before[1] and pids(group)[0] != before[0]
 

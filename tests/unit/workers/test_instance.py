@@ -397,10 +397,7 @@ MEANINGLESS: dict[str, tuple[Lie, str]] = {
     "too many results": (too_many_results, "results of more than 1 requests"),
     "another kind among results": (among_results(CALL, 0, 0, 0, 1, 0, 0), f"a message of kind {CALL} among"),
     "an open request": (among_results(OPEN, 0, 0, 0, 1, 0, 0), f"a message of kind {OPEN} among"),
-    "an unknown layout": (
-        among_results(RESPONSE, 0, 0, 77, 1, 0, 0),
-        "tensors of the undefined layout 77",
-    ),
+    "an unknown layout": (among_results(RESPONSE, 0, 0, 77, 1, 0, 0), "tensors of the undefined layout 77"),
     "a failure elsewhere": (among_results(FAILURE, 0, 3, 0, 1, 1020, 10), "a text of 10 bytes at byte 1020 of 1024"),
     "a failure too long": (
         among_results(FAILURE, 0, 3, 0, 1, 0, LONGEST_DETAILS + 1),

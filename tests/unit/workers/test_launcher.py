@@ -25,9 +25,7 @@ from rocserve.core.model_config import InstanceKind
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import process
 from rocserve.workers.launcher import WorkerLauncher
-from rocserve.workers.messages import (
-    WorkerPlan,
-)
+from rocserve.workers.messages import WorkerPlan
 
 
 async def facts_of(workshop: Workshop, **changes: object) -> dict[str, str]:

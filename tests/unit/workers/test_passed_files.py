@@ -16,16 +16,7 @@ import pytest
 from support.instance_peer import Peer
 from support.shared_memory import GUARD, SharedFile, shared_file
 from support.waiting import PATIENCE_SECONDS, until, wait_until
-from support.workers import (
-    BatchInput,
-    Workshop,
-    batch_input,
-    members_of,
-    on_plane,
-    open_descriptors,
-    pids,
-    run_add_sub,
-)
+from support.workers import BatchInput, Workshop, batch_input, members_of, on_plane, open_descriptors, pids, run_add_sub
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import StatusCode, unavailable

@@ -19,11 +19,7 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import NO_TIME_LIMITS, TimeLimits
 from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.main import ControlSocket
-from rocserve.workers.messages import (
-    LoadFailed,
-    Progress,
-    WorkerPlan,
-)
+from rocserve.workers.messages import LoadFailed, Progress, WorkerPlan
 from rocserve.workers.version_workers import VersionWorkers
 
 ENGINE = "rocserve_reporting_engine"

@@ -27,10 +27,7 @@ from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
 from rocserve.workers.launcher import WorkerLauncher
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)]
 
 LOG = logging.getLogger("rocserve.test.fallback")
 ON_GPU = "instance_group { kind: KIND_GPU }"

@@ -100,11 +100,7 @@ async def test_one_that_does_not_end_is_let_go_of(workshop: Workshop) -> None:
         ("load_fails", StatusCode.INTERNAL, "the file makes no sense at byte 7"),
         ("load_refuses", StatusCode.FAILED_PRECONDITION, "no such device"),
         ("warm_up_fails", StatusCode.INTERNAL, "too cold"),
-        (
-            "load_slow",
-            StatusCode.UNAVAILABLE,
-            "the worker did not load within 0.5 s (load_timeout_secs) and was ended",
-        ),
+        ("load_slow", StatusCode.UNAVAILABLE, "the worker did not load within 0.5 s (load_timeout_secs) and was ended"),
     ],
 )
 async def test_one_that_cannot_be_loaded_leaves_the_others_alone(

@@ -70,13 +70,7 @@ print(cache.remove(a_recipe("spare").key), len(cache.entries()))
 """
     only_read = mounted(mounting, f"mount --bind {directory} {directory}", f"mount -o remount,bind,ro {directory}")
     lines = printed_lines(start(SPARE_OPENED + script, directory, spare, before=only_read))
-    assert lines[:5] == [
-        "old",
-        "new",
-        "True",
-        f"{directory}/load-trials {spare}/load-trials {spare}/miopen",
-        "3",
-    ]
+    assert lines[:5] == ["old", "new", "True", f"{directory}/load-trials {spare}/load-trials {spare}/miopen", "3"]
     assert lines[5].startswith("compiled programs cannot be removed: [Errno 30] Read-only file system")
     assert lines[6:] == [
         f"cannot write compiled programs to {directory} (Read-only file system): existing ones are used, new"

@@ -148,12 +148,7 @@ class TestSignatures:
 
     @pytest.mark.parametrize("max_batch_size", [0, 2])
     @pytest.mark.parametrize(
-        "network",
-        [
-            *NETWORKS.values(),
-            migraphx_models.identity(TensorProto.INT64),
-            migraphx_models.without_batch(),
-        ],
+        "network", [*NETWORKS.values(), migraphx_models.identity(TensorProto.INT64), migraphx_models.without_batch()]
     )
     def test_they_are_those_of_onnx_runtime(
         self, engine: Engine, network: bytes, max_batch_size: int, tmp_path: Path

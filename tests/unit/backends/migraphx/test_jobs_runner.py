@@ -130,12 +130,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             id="check",
         ),
         pytest.param(
-            "fail",
-            "key",
-            StatusCode.INTERNAL,
-            False,
-            "doing fail failed while beginning: KeyError: 'key'",
-            id="bug",
+            "fail", "key", StatusCode.INTERNAL, False, "doing fail failed while beginning: KeyError: 'key'", id="bug"
         ),
         pytest.param(
             "abort",
@@ -268,11 +263,7 @@ def test_without_a_limit_a_child_is_let_be_until_it_is_called_off(jobs: Jobs, ha
     wait_until(lambda: has_ended(child.pid) and has_ended(started.pid), "the end of both")
     wait_until(lambda: errors, "the error")
     (error,) = errors
-    assert (error.is_crash, error.code, error.text) == (
-        False,
-        StatusCode.CANCELLED,
-        "doing hang was called off",
-    )
+    assert (error.is_crash, error.code, error.text) == (False, StatusCode.CANCELLED, "doing hang was called off")
     assert jobs.error("echo").text == "doing echo was called off"
 
 

@@ -326,10 +326,7 @@ class TestPaddedDimensions:
         assert _shapes(plan)[3] == {"input_ids": (2, 8), "attention_mask": (2, 8)}
         assert [tensor.shape for tensor in plan.inputs] == [(-1, -1), (-1, -1)]
         (dimension,) = plan.padding.dimensions
-        assert (dimension.inputs, dimension.outputs) == (
-            {"input_ids": (1,), "attention_mask": (1,)},
-            {"tokens": (1,)},
-        )
+        assert (dimension.inputs, dimension.outputs) == ({"input_ids": (1,), "attention_mask": (1,)}, {"tokens": (1,)})
 
     def test_dimensions_that_are_padded_together(self, folder: Folder) -> None:
         plan = folder.plan(_image("n", 3, "h", "w"), **_open_image("h=32,64; w=32,48", 1))

@@ -115,10 +115,7 @@ def _twice() -> bytes:
         (lambda: GraphDef().serialized(), "is not a GraphDef, or is damaged: it has no outputs"),
         (_twice, "has two nodes of one name"),
         (lambda: _with("VarHandleOp"), "is not frozen: it has variables (VarHandleOp); freeze the graph"),
-        (
-            _channels_first,
-            "has node 'y' with data_format NCHW, which MIGraphX would read as NHWC; export the graph in",
-        ),
+        (_channels_first, "has node 'y' with data_format NCHW, which MIGraphX would read as NHWC; export the graph in"),
         (lambda: _of_type(4), "has placeholder 'x' of type uint8, which MIGraphX does not take; it takes FP32, FP64,"),
         (lambda: _of_type(graphdef.STRING), "has placeholder 'x' of type string, which MIGraphX"),
         (lambda: _of_type(99), "has placeholder 'x' of type number 99, which MIGraphX"),

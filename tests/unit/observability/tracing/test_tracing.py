@@ -239,10 +239,7 @@ def test_the_settings_of_spans() -> None:
             ("", "mode", "zipkin"),
             'invalid value for trace mode option: zipkin. Available options are "triton" and "opentelemetry"',
         ),
-        (
-            ("", "level", "all"),
-            "invalid value for trace level option: all; expected OFF, TIMESTAMPS or TENSORS",
-        ),
+        (("", "level", "all"), "invalid value for trace level option: all; expected OFF, TIMESTAMPS or TENSORS"),
         (("", "rate", "-1"), "rate=-1: expected a whole number from 0 to 4294967295"),
         (("", "count", "-2"), "count=-2: expected a whole number from -1 to 2147483647"),
         (
@@ -260,12 +257,7 @@ def test_what_is_refused(setting: tuple[str, str, str], text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "environment", "text"),
     [
-        (
-            "resource",
-            "vision",
-            {},
-            "opentelemetry,resource=vision: expected KEY=VALUE, such as service.name=vision",
-        ),
+        ("resource", "vision", {}, "opentelemetry,resource=vision: expected KEY=VALUE, such as service.name=vision"),
         (
             "url",
             "collector:4318",

@@ -38,19 +38,11 @@ def test_azures_account_may_stand_as_its_host() -> None:
 
 @pytest.mark.parametrize(
     ("url", "model", "revision", "folder"),
-    [
-        ("hf://org/model", "org/model", "main", ""),
-        ("hf://org/model@v1/onnx", "org/model", "v1", "onnx"),
-    ],
+    [("hf://org/model", "org/model", "main", ""), ("hf://org/model@v1/onnx", "org/model", "v1", "onnx")],
 )
 def test_hugging_face(url: str, model: str, revision: str, folder: str) -> None:
     place = parse_remote(url)
-    assert (place.kind, place.bucket, place.revision, place.prefix) == (
-        StoreKind.HUGGING_FACE,
-        model,
-        revision,
-        folder,
-    )
+    assert (place.kind, place.bucket, place.revision, place.prefix) == (StoreKind.HUGGING_FACE, model, revision, folder)
 
 
 def test_what_signs_an_archives_url_is_not_told() -> None:

@@ -11,13 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rocserve.backends.request_model import (
-    Answer,
-    ModelCall,
-    ModelRequest,
-    ModelResponse,
-    RequestModelSource,
-)
+from rocserve.backends.request_model import Answer, ModelCall, ModelRequest, ModelResponse, RequestModelSource
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature

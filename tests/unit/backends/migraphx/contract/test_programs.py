@@ -16,12 +16,7 @@ from support import migraphx_models as models
 from support.graphdef import GraphDef, classified, classifier
 from support.migraphx_programs import ProgramFactory, onnx_runtime, refusal
 
-from rocserve.backends.migraphx.binding import (
-    DimensionRange,
-    MigraphxError,
-    Program,
-    ProgramTensor,
-)
+from rocserve.backends.migraphx.binding import DimensionRange, MigraphxError, Program, ProgramTensor
 
 pytestmark = pytest.mark.in_migraphx_process
 
@@ -179,10 +174,7 @@ def test_every_datatype_goes_in_and_out(factory: ProgramFactory, element_type: i
 
 @pytest.mark.parametrize(
     ("element_type", "name", "bits"),
-    [
-        (TensorProto.BFLOAT16, "bf16", np.uint16),
-        (TensorProto.FLOAT8E4M3FNUZ, "fp8e4m3fnuz", np.uint8),
-    ],
+    [(TensorProto.BFLOAT16, "bf16", np.uint16), (TensorProto.FLOAT8E4M3FNUZ, "fp8e4m3fnuz", np.uint8)],
 )
 def test_datatypes_that_numpy_lacks_go_as_their_bits(
     factory: ProgramFactory, element_type: int, name: str, bits: type[np.generic]

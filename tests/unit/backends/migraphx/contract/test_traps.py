@@ -13,11 +13,7 @@ from onnx import TensorProto, helper
 from support import migraphx_models as models
 from support.migraphx_programs import ProgramFactory, refusal
 
-from rocserve.backends.migraphx.binding import (
-    Array,
-    DimensionRange,
-    Program,
-)
+from rocserve.backends.migraphx.binding import Array, DimensionRange, Program
 
 pytestmark = pytest.mark.in_migraphx_process
 
@@ -128,10 +124,7 @@ def test_calibration_arrays_that_nobody_else_holds(factory: ProgramFactory) -> N
         ({"x": np.ones((2, 4, 4), np.float32)}, "input 'x' must have the shape [2, 16]; it has [2, 4, 4]"),
         ({"x": np.ones((2, 16), np.float16)}, "input 'x' must be of dtype float32; it is of float16"),
         ({"x": np.ones((2, 16), ">f4")}, "input 'x' must be of dtype float32; it is of >f4"),
-        (
-            {"x": np.ones((16, 2), np.float32).T},
-            "input 'x' must be C-contiguous (numpy.ascontiguousarray makes it so)",
-        ),
+        ({"x": np.ones((16, 2), np.float32).T}, "input 'x' must be C-contiguous (numpy.ascontiguousarray makes it so)"),
         ({"x": np.ones((2, 32), np.float32)[:, ::2]}, "input 'x' must be C-contiguous (numpy.asco"),
         ({"x": [[1.0] * 16] * 2}, "input 'x' must be a numpy array, not list"),
     ],
