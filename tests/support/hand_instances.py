@@ -29,11 +29,7 @@ class Outcome:
     parameters: ClassVar[dict[int, Parameters]] = {}
 
     def __init__(
-        self,
-        batch: Execution,
-        error: ServeError | None,
-        failures: Mapping[int, ServeError],
-        begun: int | None = None,
+        self, batch: Execution, error: ServeError | None, failures: Mapping[int, ServeError], begun: int | None = None
     ) -> None:
         self.error = error
         self.begun = begun

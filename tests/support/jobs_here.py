@@ -18,12 +18,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def run_here(
-    runner: JobRunner,
-    job: Job,
-    result_type: type[Any],
-    *,
-    report: Callable[[str], None] | None = None,
-    **_: object,
+    runner: JobRunner, job: Job, result_type: type[Any], *, report: Callable[[str], None] | None = None, **_: object
 ) -> Any:
     """Replaces JobRunner.run. Three quarters of a child's time go into its start. Job and result travel as JSON, as to
     and from a child, and errors have a child's words; limits of time and variables of the environment are left out."""

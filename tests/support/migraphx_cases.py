@@ -73,7 +73,7 @@ def tensorflow_cases() -> dict[str, Case]:
     lacking.node("MyFancyOp", "y", lacking.placeholder("x", [2, 4]))
     text = config(platform="tensorflow_graphdef")
     return {
-        "an operator that MIGraphX lacks, in a TensorFlow graph": Case(lacking.serialized(), text, "model.graphdef"),
+        "an operator that MIGraphX lacks, in a TensorFlow graph": Case(lacking.serialized(), text, "model.graphdef")
     }
 
 

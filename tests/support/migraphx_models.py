@@ -253,11 +253,7 @@ def _specs(shapes: dict[str, tuple[Batch, ...]], element_type: int) -> _Specs:
 
 
 def _serialised(
-    nodes: list[onnx.NodeProto],
-    inputs: _Specs,
-    outputs: _Specs,
-    initializers: list[onnx.TensorProto],
-    *domains: str,
+    nodes: list[onnx.NodeProto], inputs: _Specs, outputs: _Specs, initializers: list[onnx.TensorProto], *domains: str
 ) -> bytes:
     model = helper.make_model(
         helper.make_graph(nodes, "network", _value_infos(inputs), _value_infos(outputs), initializers),

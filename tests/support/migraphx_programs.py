@@ -9,13 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from rocserve.backends.migraphx.binding import (
-    Array,
-    Binding,
-    DimensionRange,
-    MigraphxError,
-    Program,
-)
+from rocserve.backends.migraphx.binding import Array, Binding, DimensionRange, MigraphxError, Program
 from support.migraphx_models import shapes_at
 
 

@@ -421,6 +421,6 @@ NEVER_INDEPENDENT: Mapping[str, Make] = {
             y = RoiAlign<output_height = 2, output_width = 2>(x, boxes, i) }""",
         zero=np.array([0]),
         one=np.array([1]),
-    ),
+    )
 }
 """Models whose rows depend on each other, which made-up inputs do not always show: the check may be undecided."""

@@ -59,11 +59,7 @@ def accumulator(batches: bool = True) -> bytes:
             "READY": (TensorProto.BOOL, one),
             "CORRID": (TensorProto.UINT64, one),
         },
-        {
-            "SUM": (TensorProto.INT32, two),
-            "STATE_OUT": (TensorProto.INT32, two),
-            "SEEN": (TensorProto.INT64, four),
-        },
+        {"SUM": (TensorProto.INT32, two), "STATE_OUT": (TensorProto.INT32, two), "SEEN": (TensorProto.INT64, four)},
     )
 
 

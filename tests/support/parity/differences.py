@@ -324,12 +324,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "^404: ",
         r"^200: .*'body': {'models': \[",
     ),
-    Difference(
-        "The page has a path",
-        ["HTTP: GET /"],
-        "^404: ",
-        "^200: ",
-    ),
+    Difference("The page has a path", ["HTTP: GET /"], "^404: ", "^200: "),
     Difference(
         "The health service knows services and models by name",
         ["health of nothing known"],

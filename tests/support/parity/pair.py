@@ -219,11 +219,7 @@ class Pair:
     """Compares Triton (running or recorded) with rocserve for one test module."""
 
     def __init__(
-        self,
-        servers: Servers,
-        recorded: RecordedTriton,
-        comparisons: Comparisons,
-        differences: Sequence[Difference],
+        self, servers: Servers, recorded: RecordedTriton, comparisons: Comparisons, differences: Sequence[Difference]
     ) -> None:
         self.triton = servers.triton or recorded
         self.rocserve = servers.rocserve
