@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_is_a_line(
             yield file
 
     monkeypatch.setattr("rocserve_tools.quantise.verb.replacing", replacing)
-    assert quantise(digits, "digits.pt2", "dynamic", "never.pt2") == 1
+    assert quantise(digits, "digits.pt2", "static", "never.pt2", "--samples=32") == 1
     assert capsys.readouterr().err.endswith("No space left on device\n")
 
 

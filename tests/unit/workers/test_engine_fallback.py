@@ -30,7 +30,7 @@ from rocserve.workers.launcher import WorkerLauncher
 pytestmark = pytest.mark.long
 
 COMPILER = EngineSpec(
-    "compiler", "rocserve_reporting_engine", thread_safe=False, forks_from_zygote=False, needs_migraphx=True
+    "compiler", "rocserve_reporting_engine", thread_safe=False, forks_from_zygote=True, needs_migraphx=True
 )
 PLAIN = EngineSpec("plain", "rocserve_plain_engine", thread_safe=True, forks_from_zygote=True)
 LOG = logging.getLogger("rocserve.test.fallback")
