@@ -66,13 +66,10 @@ async def load(
     (folder / "1").mkdir(parents=True)
     versions: list[LoadedModelVersion] = []
 
-    async def loaded(
-        config: str, engine: str = "", model: str = "classifier", machine: Machine = AMD_GPU
-    ) -> LoadedModelVersion:
+    async def loaded(config: str, model: str = "classifier", machine: Machine = AMD_GPU) -> LoadedModelVersion:
         loader = WorkerVersionLoader(launcher, mail, dispatcher, machine, LOG, fallbacks=fallbacks)
         (folder / "1" / "model.pt2").write_bytes(torch_files.data(model))
-        parameter = f'parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}' if engine else ""
-        (folder / "config.pbtxt").write_text(f'backend: "pytorch" {config} {parameter}')
+        (folder / "config.pbtxt").write_text(f'backend: "pytorch" {config}')
         (definition,) = FolderReading(folder, BackendRegistry([BACKEND])).definitions()
         version = await loader.load(LoadOrder(definition, 1, folder / "1"))
         assert isinstance(version, LoadedModelVersion)
