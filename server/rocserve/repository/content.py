@@ -173,7 +173,7 @@ class ContentReader:
         request = self._request(scan, parameters, name)
         if not parameters.files:
             return self._define(scan, request=request)
-        contents = self._define(*self._write(name, parameters.files), request)
+        contents = self._define(*self._write(name, parameters.files, namespace=scan.namespace), request)
         for content in contents:
             backend = content.definition.backend
             for mark in () if backend is None else backend.marks_of_programs:
@@ -212,13 +212,16 @@ class ContentReader:
         """Define generated models from their files. Raises ServeError if they cannot be written or are wrong."""
         contents: list[ModelContent] = []
         for model in made:
-            scan, private = self._write(model.name, model.files)
-            defined = self._define(replace(scan, namespace=namespace), private)
+            defined = self._define(*self._write(model.name, model.files, namespace=namespace))
             contents += [replace(one, definition=replace(one.definition, is_generated=True)) for one in defined]
         return tuple(contents)
 
     def _write(
-        self, name: str, files: Mapping[PurePosixPath, bytes | Path | None], root: Path | None = None
+        self,
+        name: str,
+        files: Mapping[PurePosixPath, bytes | Path | None],
+        root: Path | None = None,
+        namespace: str = "",
     ) -> tuple[ModelScan, PrivateFolder]:
         """Write a model's folder. A value is a file's content, a link's target in `root`, or None for an empty folder.
         Raises ServeError (INTERNAL) if the disk refuses."""
@@ -238,7 +241,7 @@ class ContentReader:
                 f"failed to load '{name}', its files cannot be written to a temporary folder: {why}"
             ) from error
         root = root or private.folder
-        scan = ModelScan(name, private.folder, root)
+        scan = ModelScan(name, private.folder, root, namespace=namespace)
         return scan_model(scan, (root.resolve(),), self.settings.max_folder_entries), private
 
     def _request(self, scan: ModelScan, parameters: LoadParameters, name: str) -> ConfigRequest:

@@ -230,6 +230,23 @@ async def test_files_in_the_request_take_the_place_of_the_folder_and_go_with_the
     assert served.data("new") == "no folder at all"
 
 
+async def test_among_namespaces_too_files_in_the_request_replace_the_folders_model_when_they_serve(
+    start: Start, folders: Folders
+) -> None:
+    folders.model("m", 1)
+    served: Served = await start(
+        control_mode=ControlMode.EXPLICIT, model_namespacing=True, load_models=("m",), allow_remote_files=True
+    )
+    with pytest.raises(ServeError, match="cannot parse the model"):
+        await served.repository.load("m", {"config": CONFIG_JSON, "file:1/model.onnx": b"broken"})
+    assert served.data("m") == "good"
+    await served.repository.load("m", {"config": CONFIG_JSON, "file:1/model.onnx": b"given"})
+    assert served.data("m") == "given"
+    await served.repository.load("m", {})
+    assert served.data("m") == "good"
+    assert len(served.index()) == 1, "the model keeps its namespace"
+
+
 Private = Callable[[], set[Path]]
 
 
