@@ -34,6 +34,8 @@ class WebServer:
         """The hub's file whose content differs from its digest."""
         self.pinned = ""
         """The commit, whatever the files hold; "" = derived from the files."""
+        self.cut = ""
+        """The path whose answer ends before its last byte."""
         self.asked: list[str] = []
         web = self
 
@@ -53,11 +55,13 @@ class WebServer:
                     if found is not None
                     else {}
                 )
-                self._answer(200 if found is not None else 404, found or b"", headers | tag)
+                headers["Content-Length"] = str(len(found or b""))
+                body = (found or b"")[: -1 if path == web.cut else None]
+                self._answer(200 if found is not None else 404, body, headers | tag)
 
             def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
                 self.send_response_only(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)

@@ -126,17 +126,13 @@ def _tag(meta: Any) -> str:
 
 
 async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[Result]) -> Result:
-    """Await a store's result, and raise StoreError instead of obstore's errors."""
-    from obstore.exceptions import (
-        BaseError,
-        InvalidPathError,
-        PermissionDeniedError,
-        PreconditionError,
-        UnauthenticatedError,
-    )
+    """Await a store's result, and raise StoreError instead of any other error."""
+    from obstore.exceptions import InvalidPathError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
     try:
         return await asked
+    except StoreError:
+        raise
     except (FileNotFoundError, PreconditionError) as error:
         raise ObjectChanged(
             f"expected {expected}, got: {_error_text(error)}; the object was removed or replaced"
@@ -145,8 +141,8 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
         raise StoreError(
             f"expected object names that are paths, got: {_error_text(error)}; rename or remove that object"
         ) from None
-    # ValueError, LookupError and TypeError come from malformed responses.
-    except (BaseError, OSError, ValueError, LookupError, TypeError) as error:
+    # A malformed response may raise any error.
+    except Exception as error:
         words = _error_text(error)
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(
             r"(Error|code:) 40[13]\b", words

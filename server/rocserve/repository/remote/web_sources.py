@@ -82,7 +82,7 @@ class HubSource(Source):
             raise ObjectChanged(f"expected '{item.key}' with digest {item.tag}, got {digest.hexdigest()}")
 
     def _list(self) -> tuple[str, list[RemoteObject]]:
-        """List the files of the revision's commit. Raises OSError, ValueError."""
+        """List the files of the revision's commit. A malformed response may raise any error."""
         api = f"{self._endpoint}/api/models/{self._place.bucket}"
         answer, _ = self._ask(f"{api}/revision/{quote(self._place.revision, safe='')}")
         commit = answer["sha"]
@@ -95,7 +95,9 @@ class HubSource(Source):
             entries += answer
         files = [entry for entry in entries if entry["type"] == "file"]
         return commit, [
-            RemoteObject(entry["path"].removeprefix(self._prefix), entry["size"], entry.get("lfs", entry)["oid"], 1.0)
+            RemoteObject(
+                entry["path"].removeprefix(self._prefix), int(entry["size"]), str(entry.get("lfs", entry)["oid"]), 1.0
+            )
             for entry in files
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,20 @@ async def test_an_error_says_which_form_of_answers_was_expected(web: WebServer, 
     web.files["/api/models/org/other/revision/main"] = answer
     with pytest.raises(StoreError, match="expected a listing, got"):
         await source_of(web, "hf://org/other").listing()
+
+
+@pytest.mark.parametrize("change", [{"path": None}, {"path": 7}, {"size": None}, {"size": "many"}, {"oid": {}}])
+async def test_a_hub_that_lists_nonsense_has_failed(web: WebServer, tmp_path: Path, change: dict[str, object]) -> None:
+    entry = {"type": "file", "path": "config.pbtxt", "size": 6, "oid": "1" * 40} | change
+    web.files["/api/models/org/other/revision/main"] = b'{"sha": "1"}'
+    web.files["/api/models/org/other/tree/1"] = json.dumps([entry]).encode()
+    source = source_of(web, "hf://org/other")
+    with pytest.raises(StoreError, match="expected"):
+        for item in await source.listing():
+            await source.fetch(item, tmp_path / "file", lambda _: None)
+
+
+async def test_a_listing_that_ends_early_has_failed(web: WebServer) -> None:
+    web.cut = "/api/models/org/model/revision/main"
+    with pytest.raises(StoreError, match="expected a listing, got: IncompleteRead"):
+        await source_of(web).listing()
