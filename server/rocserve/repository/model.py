@@ -189,6 +189,9 @@ class ManagedModel:
                     "newer content of '%s' failed to load: %s", self.name, text, extra=about(model=self.name)
                 )
             self._logged = text
+        if error is not None and self.is_optional and not self._has_warned:
+            # Later, because the members' folders may have come with this one's and not be read yet.
+            asyncio.get_running_loop().call_later(self._context.settings.settle_seconds, self._warn_unserved)
         # What was generated together is served together.
         generated = [model for model in members.values() if model and model.folder == self.folder]
         awaits_generated = any(model.has_running_loads for model in generated)
@@ -325,18 +328,33 @@ class ManagedModel:
         self.publish()
 
     def publish(self) -> None:
-        """Publish the model, and warn once if a new model is not served though the server stays ready."""
+        """Publish the model, and warn if it is not served."""
         self._publish()
+        self._warn_unserved()
+
+    def _warn_unserved(self) -> None:
+        """Warn once if a new model is not served though the server stays ready."""
         if not self.is_optional or self._has_warned or self.is_loading or not self.failure_text():
             return
         self._has_warned = True
+        text = self.unlogged_failure()
         self._context.log.warning(
-            "the new model '%s' is not served; the server stays ready for the others. Correct its files (the server"
-            " then loads it without a restart), or move its folder out of the repository"
-            " (--strict-readiness=always makes the server unready)",
+            "the new model '%s' is not served%s; the server stays ready for the others. %s, or move its folder out of"
+            " the repository (--strict-readiness=always makes the server unready)",
             self.name,
+            f": {text}" if text else "",
+            self._remedy(),
             extra=about(model=self.name),
         )
+
+    def _remedy(self) -> str:
+        """Return what an operator should do about a model that is not served."""
+        failures = [self._own_problem, *(version.failure for version in self.versions if version.has_failed)]
+        known = [failure for failure in failures if failure is not None]
+        if known and all(failure.retry_at is not None for failure in known):
+            return "The server tries again; if its files are the reason, correct them"
+        what = "its files" if known else "the ensemble or its members"
+        return f"Correct {what} (the server then loads it without a restart)"
 
     def _want_versions(self, content: ModelContent) -> None:
         is_late = self._is_added_later or self.is_serving

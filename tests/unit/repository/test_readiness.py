@@ -17,10 +17,13 @@ from rocserve.settings import ControlMode, ReadinessRule
 from .conftest import FakeLoader, Folders, Served, Start
 
 NOT_SERVED = (
-    "the new model 'bad' is not served; the server stays ready for the others. Correct its files (the server"
-    " then loads it without a restart), or move its folder out of the repository (--strict-readiness=always makes the"
-    " server unready)"
+    "the new model 'bad' is not served{reason}; the server stays ready for the others. {remedy}, or move its folder"
+    " out of the repository (--strict-readiness=always makes the server unready)"
 )
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
 async def test_a_new_model_that_fails_leaves_the_server_ready_and_is_logged_once(
@@ -31,9 +34,32 @@ async def test_a_new_model_that_fails_leaves_the_server_ready_and_is_logged_once
     folders.model("bad", 1, data="broken")
     await served.until(lambda: "failed 3 times" in served.reason("bad"))
     assert served.repository.is_ready()
-    told = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in told] == [NOT_SERVED]
+    remedy = "The server tries again; if its files are the reason, correct them"
+    assert warnings(caplog) == [NOT_SERVED.format(reason="", remedy=remedy)]
     assert "cannot parse the model of version 1" in caplog.text
+
+
+async def test_a_new_model_whose_files_must_be_corrected_says_so(
+    served: Served, folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders.model("bad", 1, more="nonsense")
+    await served.until(lambda: "not tried again until its files change" in served.reason("bad", ""))
+    remedy = "Correct its files (the server then loads it without a restart)"
+    assert warnings(caplog) == [NOT_SERVED.format(reason="", remedy=remedy)]
+
+
+async def test_a_new_ensemble_that_does_not_fit_is_logged_with_the_reason(
+    served: Served, folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders.ensemble("bad", "missing")
+    await served.until(lambda: bool(warnings(caplog)))
+    reason = ": ensemble bad contains models that are not available or ambiguous: missing"
+    remedy = "Correct the ensemble or its members (the server then loads it without a restart)"
+    folders.ensemble("later", "m")
+    folders.model("m", 1)
+    await served.until(lambda: served.state("later") == "READY")
+    await served.settle()
+    assert warnings(caplog) == [NOT_SERVED.format(reason=reason, remedy=remedy)]
 
 
 async def test_a_model_that_has_served_counts_until_it_is_taken_away(
