@@ -90,8 +90,8 @@ class SequenceScheduler(Scheduler):
         self._router = parts.router
         self._inputs = SequenceInputs(config, batching, parts.initial_states)
         self._correlation_id = self._inputs.controls.correlation_id
-        self._numbers = itertools.count(1)
-        """Sequence ids for an iterative model's requests without one: each is a separate sequence."""
+        self._numbers = itertools.count(1 << 62)
+        """Sequence ids for an iterative model's requests without one, beyond those that clients are likely to use."""
         self._queue = self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )

@@ -694,6 +694,15 @@ def test_iterative_requests_of_one_id_run_one_after_the_other(make_bench, strate
         bench.ask(1)
 
 
+def test_an_iterative_request_without_an_id_does_not_end_a_clients_sequence(make_bench):
+    bench = make_bench(iterative=True)
+    first, alone, second = bench.ask(1, 10, start=True), bench.ask(0, 20), bench.ask(1, 11)
+    for _ in range(3):
+        bench.instance.last.finish()
+    assert [answer.value for answer in (first, alone, second)] == [10, 20, 11]
+    assert [row.value for batch in bench.instance.executions for row in batch.rows if row.sequence == 1] == [10, 11]
+
+
 def test_a_request_that_leaves_its_sequence_does_not_stop_the_one_that_runs(make_bench):
     bench = make_bench(iterative=True)
     running, behind = bench.ask(1, 10, start=True), bench.ask(1, 11)
