@@ -249,6 +249,18 @@ def test_two_failing_steps_answer_once():
     assert ask(version, 1, 2).count == 1
 
 
+def test_no_step_begins_after_another_has_failed():
+    def refuse(values: np.ndarray) -> np.ndarray:
+        raise invalid_argument("no")
+
+    member = Member("b", plus(1), held=True)
+    version = ensemble(
+        Member("a", refuse), member, steps=[step("a", "X", "Y"), step("b", "X", "Z")], outputs=("Y", "Z")
+    )
+    assert ask(version, 1, 2).count == 1
+    assert not member.requests
+
+
 @pytest.mark.parametrize("sequence", [True, "x" * 129], ids=["of no type", "too long"])
 def test_what_a_member_says_of_a_sequence_and_cannot_be_is_the_requests_error(sequence):
     class Says(Member):
@@ -294,6 +306,20 @@ def test_cancelling_reaches_a_waiting_step():
     )
     ask(version, 1, 1).leave()
     assert sorted(cancelled) == ["a", "b"]
+
+
+def test_no_step_begins_after_the_client_has_left():
+    class Watching(Member):
+        def infer(self, request, responder) -> None:
+            responder.watch_cancellation(lambda: None)
+            super().infer(request, responder)
+
+    first, second = Watching("a", plus(1), held=True), Member("b", plus(1))
+    answer = ask(ensemble(first, second, steps=[step("a", "X", "Z"), step("b", "Z", "Y")]), 1, 1)
+    answer.leave()
+    first.finish()
+    assert not second.requests
+    assert answer.error.code is StatusCode.CANCELLED
 
 
 def test_the_end_waits_for_running_requests():

@@ -65,6 +65,7 @@ class StepRequest:
     """None = the client does not ask for times."""
 
     def begin(self) -> None:
+        """Send the request, unless the run has ended meanwhile."""
         if self._run.ended:
             self._end_limit()
         else:
@@ -254,6 +255,9 @@ class EnsembleRun:
         """Store new tensors, start the steps that waited only for them, and send the answers that are complete."""
         if self.ended:
             return
+        if self._exchange.has_left:
+            self.step_failed(cancelled())
+            return
         try:
             for name, held in new_tensors.items():
                 if readers := self._graph.reader_counts.get(name, 0):
@@ -274,7 +278,7 @@ class EnsembleRun:
         limits = self.parts.limits
         for request in requests:
             if not limits:
-                self.dispatch(request)
+                request.begin()
             elif not limits[request.index].begin(request.begin, may_wait=self._request.caller is None):
                 self.watch_cancellation(request, lambda: self.step_failed(cancelled()))
 
