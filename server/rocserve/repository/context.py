@@ -25,8 +25,9 @@ from rocserve.settings.repository import WhatKind
 
 
 class HeldMembers:
-    """Knows which versions that the serving table no longer offers are members of a served ensemble: it goes on with
-    them until its own new content is served. All calls are made on the loop's thread."""
+    """Knows which versions that the serving table no longer offers are members of an ensemble that goes on with them: a
+    served one until its own new content is served, a retired one until its requests are answered. All calls are made on
+    the loop's thread."""
 
     def __init__(self) -> None:
         self._members: dict[LoadedVersion, Set[ServedVersion]] = {}

@@ -153,6 +153,10 @@ class ManagedModel:
         for version in self.versions:
             version.stop_loading()
 
+    def hold_members(self, table: ServingTable) -> None:
+        for version in self.versions:
+            version.hold_members(table)
+
     def unload_retired(self) -> None:
         for version in self.versions:
             version.unload_retired()

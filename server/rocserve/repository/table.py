@@ -278,6 +278,7 @@ class ModelTable:
         models = [self.models[key] for key in changed_keys if key in self.models]
         for model in models:
             self.events.record(model.key, model.entries())
+            model.hold_members(self._holder.table)
         served = dict(self._served)
         resolved, ambiguous = self._resolved(served)
         if self.names.namespaces:

@@ -218,6 +218,12 @@ class ManagedVersion:
         if found.problem is None:
             served.follow_members(found.is_decoupled)
 
+    def hold_members(self, table: ServingTable) -> None:
+        """Let a retired ensemble answer its last requests with the members of `table`, the last one that offers it."""
+        for life, task in self._leaving.items():
+            if task is None and life.offered is not None and life.offered.config.is_ensemble:
+                self._hold_members(life.offered, table)
+
     def _hold_members(self, served: LoadedVersion, table: ServingTable) -> bool:
         """Return whether the ensemble goes on with earlier members, or now with those of this table."""
         held = self._context.held_members

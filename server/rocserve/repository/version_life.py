@@ -366,6 +366,7 @@ class VersionLife:
         self.change(Phase.DRAINING)
         self.offered = self._cold(resident, loaded.config, loaded.config_message, loaded.statistics)
         self._publish()
+        await self._context.held_members.wait(loaded)
         await loaded.unload()
         if not self._is_retired:
             self.change(Phase.REGISTERED)

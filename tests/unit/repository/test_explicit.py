@@ -26,7 +26,7 @@ from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
 
-from .conftest import CONFIG, FakeLoader, FakeVersion, Folders, Served, Start
+from .conftest import CONFIG, ENSEMBLE, FakeLoader, FakeVersion, Folders, Served, Start
 
 CONFIG_JSON = json.dumps(
     {
@@ -376,6 +376,27 @@ async def test_the_dependents_may_be_of_another_namespace(
     await served.repository.unload("f", True)
     assert served.state("g") == "READY"
     assert served.data("shared") == "good", "another ensemble needs it"
+
+
+async def test_an_ensemble_answers_its_last_requests_before_its_members_are_unloaded(
+    explicit: Start, folders: Folders
+) -> None:
+    folders.model("m", 1)
+    folders.ensemble("inner", "m")
+    (folders.root / "inner" / "config.pbtxt").write_text(ENSEMBLE.replace('"E_', '"') % "m")
+    folders.ensemble("e", "inner")
+    served: Served = await explicit("e")
+    e, inner, m = (served.table.table.find(name, "") for name in ("e", "inner", "m"))
+    e.may_unload.clear()
+    await served.repository.unload("e", True)
+    assert served.state("m") == "UNLOADING"
+    await served.settle()
+    assert (inner.is_unloaded, m.is_unloaded) == (False, False)
+    assert e.held_table.find("inner", "") is inner
+    assert inner.held_table.find("m", "") is m
+    e.may_unload.set()
+    await served.until(lambda: m.is_unloaded)
+    assert (e.held_table, inner.held_table) == (None, None)
 
 
 async def test_unloading_a_member_suspends_the_ensemble_until_it_is_loaded_again(
