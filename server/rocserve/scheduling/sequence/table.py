@@ -234,24 +234,35 @@ class SequenceTable:
                 return
 
     def remove_instance(self, instance: SequenceInstance, reason: str, now: float) -> None:
-        """Lose an instance's sequences, and refuse their requests."""
+        """Lose an instance's sequences, and refuse their requests. Those that have not begun get other slots."""
         self.instances.remove(instance)
         self._free = [free for free in self._free if free[2].instance is not instance]
         heapq.heapify(self._free)
+        movable: list[LiveSequence] = []
         for slot in instance.slots:
             live, slot.live = slot.live, None
-            if live is not None:
-                if not live.has_ended:
-                    self.end(live)
-                    self._lost.keep(live.id, reason)
-                self._refuse_all(live, self.lost_sequence_error(live.id, reason))
-                if (following := self._leave(live)) is not None:
-                    self._find_slot(following, now)
-                    if following.slot is not None:
-                        self.advance(following.slot, now)
+            if live is None:
+                continue
+            if live.queue and live.queue[0].tag.starts:
+                live.slot = None
+                self._last_used.pop(live.id, None)
+                movable.append(live)
+                continue
+            if not live.has_ended:
+                self.end(live)
+                self._lost.keep(live.id, reason)
+            self._refuse_all(live, self.lost_sequence_error(live.id, reason))
+            if (following := self._leave(live)) is not None:
+                movable.append(following)
         # The slots refer to the instance: the cycle would last until the next garbage collection.
         instance.slots = []
         instance.ready.clear()
+        self._backlog.extendleft(reversed(movable))
+        while self._free and self._backlog:
+            live = self._backlog.popleft()
+            self._find_slot(live, now)
+            assert live.slot is not None, "a slot is free"
+            self.advance(live.slot, now)
 
     # Requests that wait too long, and requests whose clients have left
 
