@@ -36,8 +36,7 @@ class Dispatcher:
     _order: SequenceOrder = field(default_factory=SequenceOrder)
     """Delays the requests of a sequence while an earlier request of it is being prepared."""
     held: ServingTable | None = None
-    """An ensemble's steps find their versions in this earlier table while newer members do not fit; None = in the
-    current one."""
+    """An earlier table, in which an ensemble's steps find their versions; None = in the current one."""
 
     @property
     def table(self) -> ServingTable:

@@ -21,11 +21,9 @@ from rocserve.workers.messages import WorkerPlan
 
 _Loaded = TypeVar("_Loaded")
 
-
 SMALL_MODEL_BYTES = 4 << 20
 """Models up to this size get a process per instance, not threads: a copy of the model takes less memory than the
 process, and threads mostly wait for the interpreter's lock (four answered a quarter of one thread's requests)."""
-
 
 Places = Sequence[tuple[InstanceKind, Sequence[int]]]
 """Each instance group's final kind (KIND_AUTO replaced by KIND_GPU or KIND_CPU) and its GPUs."""
@@ -61,7 +59,7 @@ def plan_workers(
         # Checked before the plans are created: anybody can write a huge `count`.
         used_gpus.update(gpus)
         asked[kind] += group.count * max(len(gpus), 1)
-        # If GPUs cannot be listed, the configuration may name any number.
+        # If the machine's GPUs cannot be listed, one is assumed, because the configuration may name any number.
         most = machine.most_instances(max(1, min(len(used_gpus), len(machine.gpus))) if gpus else 0)
         if asked[kind] > most:
             raise invalid_argument(

@@ -64,7 +64,7 @@ class RepositoryScanner:
         self._seen: dict[Path, dict[str, ModelScan]] = {root: {} for root in self.roots}
         """Repository -> (name of an entry in it -> scan)."""
         self._devices: dict[Path, int] = {}
-        self._made_ns = time.time_ns() - int(_CLOCK_SECONDS * 1e9)
+        self._started_ns = time.time_ns() - int(_CLOCK_SECONDS * 1e9)
 
     async def run(self, changed: Collection[Path] | None = None) -> RepositoryScan:
         """Run `scan` in a thread, and log what changed in the repositories' state."""
@@ -128,10 +128,10 @@ class RepositoryScanner:
                     )
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
-        """Return the previous scans of folders that need no new one. Folders with links are scanned again because they
-        may change without a notification; folders that changed in the last minute, and not before the server's start,
+        """Return the previous scans of folders that need no new one. Folders with links need one, because they may
+        change without a notification; so do folders that have changed since the server's start and in the last minute,
         because notifications miss files that are written into a new folder."""
-        young_ns = max(time.time_ns() - int(_YOUNG_SECONDS * 1e9), self._made_ns)
+        young_ns = max(time.time_ns() - int(_YOUNG_SECONDS * 1e9), self._started_ns)
         names = {path.name for path in changed if path.parent == root}
         return {
             name: scan

@@ -12,11 +12,11 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rocserve.config.model_folder import is_version_name
 from rocserve.core.remote_places import RemotePlace, StoreKind
-from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, Source, StoreError, run_all
+from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, Result, Source, StoreError, run_all
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -35,8 +35,6 @@ _ADVICE = {
     StoreKind.HUGGING_FACE: "HF_TOKEN",
     StoreKind.ARCHIVE: "the URL",
 }
-
-Result = TypeVar("Result")
 
 
 class BucketSource(Source):

@@ -24,8 +24,6 @@ class EnsemblePlan:
 
     readers: dict[str, tuple[int, ...]]
     """Ensemble tensor -> the needed steps that read it."""
-    reads: dict[int, frozenset[str]]
-    """Needed step -> the ensemble tensors that it waits for."""
     reader_counts: dict[str, int]
     """Ensemble tensor -> how many needed steps, and the answer, read it. After the last read its memory is released."""
     steps: dict[int, PlannedStep]
@@ -40,6 +38,8 @@ class PlannedStep:
         self.version = "" if step.model_version < 0 else str(step.model_version)
         self.inputs = tuple(step.input_map.items())
         """The member's inputs with the ensemble's tensors."""
+        self.reads = frozenset(step.input_map.values())
+        """The ensemble's tensors that the step waits for."""
         self.wanted = {output: step.output_map[output] for output in wanted}
         """The member's outputs that a step or the answer reads, with the ensemble's tensors."""
         # The requests of an ensemble mostly have the same form.
@@ -101,7 +101,6 @@ class EnsembleGraph:
         counts.update(set(outputs))
         return EnsemblePlan(
             readers={tensor: tuple(indices) for tensor, indices in readers.items()},
-            reads={index: frozenset(self._steps[index].input_map.values()) for index in steps},
             reader_counts=dict(counts),
             steps={
                 index: PlannedStep(

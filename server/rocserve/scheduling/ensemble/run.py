@@ -287,7 +287,7 @@ class EnsembleRun:
         ready: list[int] = []
         for name in new_tensors:
             for index in self._graph.readers.get(name, ()):
-                if index not in ready and self._has_all(self._graph.reads[index], iteration):
+                if index not in ready and self._has_all(self._graph.steps[index].reads, iteration):
                     ready.append(index)
         return ready
 
@@ -327,7 +327,7 @@ class EnsembleRun:
         reference_outputs = self._may_stay(index, member, device) if device else frozenset()
         read = frozenset(references)
         head, places = planned.head((self._request.head, member, inputs, read, reference_outputs))
-        last_read_bytes = sum([self._release((source, iteration)) for source in self._graph.reads[index]])
+        last_read_bytes = sum([self._release((source, iteration)) for source in planned.reads])
         request = InferRequest(
             head,
             self._request.id,

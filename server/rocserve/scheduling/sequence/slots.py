@@ -18,6 +18,12 @@ from rocserve.workers.instance import Instance
 class SequenceRequest(InferRequest):
     """A request of a sequence, in the scheduler."""
 
+    tag: SequenceTag = NO_SEQUENCE
+    live: LiveSequence | None = None
+    """The sequence in which the request waits or runs; None before and after."""
+    original: tuple[Sequence[Buffer], RequestPlan] | None = None
+    """The client's data, and the plan, without controls and states; None as long as these are not added."""
+
     @classmethod
     def of(cls, request: InferRequest, tag: SequenceTag, exchange: Exchange, now_ns: int) -> SequenceRequest:
         """Make the scheduler's copy of a validated request."""
@@ -36,12 +42,6 @@ class SequenceRequest(InferRequest):
         )
         own.plan, own.nbytes, own.exchange, own.queue_start_ns = request.plan, request.nbytes, exchange, now_ns
         return own
-
-    tag: SequenceTag = NO_SEQUENCE
-    live: LiveSequence | None = None
-    """The sequence in which the request waits or runs; None before and after."""
-    original: tuple[Sequence[Buffer], RequestPlan] | None = None
-    """The client's data, and the plan, without controls and states; None as long as these are not added."""
 
     @property
     def slot(self) -> SequenceSlot:
