@@ -208,17 +208,30 @@ class CopyRoom:
                 f"{disk.free} bytes free in '{self._folder}', and a tenth of the disk must stay free" if lacks else ""
             )
         if self._used is None:
-            self._used = sum(
-                file.lstat().st_size // file.lstat().st_nlink for file in self._folder.rglob("*") if file.is_file()
-            )
+            self._used = _disk_bytes(self._folder)
         if self._used + needed > self._limit_bytes:
             return f"{self._used} bytes used in '{self._folder}', limit {self._limit_bytes}"
         self._used += needed
         return ""
 
     def _unused(self) -> Iterator[Path]:
-        marks = sorted(self._folder.glob(f"*/{_IN_USE}"), key=lambda mark: mark.stat().st_mtime)
-        for mark in marks:
-            with mark.open("ab") as file:
+        marks: list[tuple[float, Path]] = []
+        for mark in self._folder.glob(f"*/{_IN_USE}"):
+            with contextlib.suppress(FileNotFoundError):
+                marks.append((mark.stat().st_mtime, mark))
+        for _, mark in sorted(marks):
+            # Another server may remove the copy meanwhile.
+            with contextlib.suppress(FileNotFoundError), mark.open("ab") as file:
                 if lock_file(file, shared=False):
                     yield mark.parent
+
+
+def _disk_bytes(folder: Path) -> int:
+    """Return the bytes of the files in a folder, without those that vanish meanwhile."""
+    total = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = Path(inner, name).lstat()
+                total += status.st_size // status.st_nlink
+    return total

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -178,6 +179,28 @@ def test_what_is_in_use_stays_and_the_text_says_what_to_do(tmp_path: Path) -> No
     ):
         CopyRoom(tmp_path, 1000).make(200, "'m'")
     assert kept.exists()
+
+
+def test_room_is_found_while_files_come_and_go(tmp_path: Path) -> None:
+    """Other servers may share the folder of the copies."""
+    has_ended = threading.Event()
+
+    def change() -> None:
+        while not has_ended.is_set():
+            for number in range(8):
+                copy_home(tmp_path, f"copy{number}", 100, 1.0)
+            for number in range(8):
+                shutil.rmtree(tmp_path / f"copy{number}")
+
+    with ThreadPoolExecutor() as threads:
+        changing = threads.submit(change)
+        try:
+            for _ in range(200):
+                CopyRoom(tmp_path, 1 << 30).make(1, "'m'")
+                list(CopyRoom(tmp_path, 1 << 30)._unused())
+        finally:
+            has_ended.set()
+        changing.result(PATIENCE_SECONDS)
 
 
 def test_without_a_limit_a_tenth_of_the_disk_stays_free(tmp_path: Path) -> None:
