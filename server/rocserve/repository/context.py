@@ -26,8 +26,8 @@ from rocserve.settings.repository import WhatKind
 
 class HeldMembers:
     """Knows which versions that the serving table no longer offers are members of an ensemble that goes on with them: a
-    served one until its own new content is served, a retired one until its requests are answered. All calls are made on
-    the loop's thread."""
+    served one until its own new content is served, one that was retired or lost its members until its requests are
+    answered. All calls are made on the loop's thread."""
 
     def __init__(self) -> None:
         self._members: dict[LoadedVersion, Set[ServedVersion]] = {}

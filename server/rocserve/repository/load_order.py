@@ -42,6 +42,9 @@ class LoadedVersion(ServedVersion, Protocol):
     def hold_members(self, table: ServingTable | None) -> None:
         """Let this ensemble find its members in an earlier table; None = in the current one. Called on the loop."""
 
+    async def answered(self) -> None:
+        """Return when this ensemble, which the serving table no longer offers, has answered its requests."""
+
     async def unload(self) -> None:
         """Refuse new requests, finish queued and running ones, then end the workers."""
 

@@ -71,6 +71,9 @@ class VersionFacts:
     def hold_members(self, table: ServingTable | None) -> None:
         """Does nothing: only an ensemble has members."""
 
+    async def answered(self) -> None:
+        """Does nothing: only ensembles are asked."""
+
     def watch_use(self, on_request: Callable[[], None]) -> None:
         """Does nothing: only a loaded model is unloaded again."""
 
@@ -126,6 +129,9 @@ class LoadedEnsemble(VersionFacts, EnsembleVersion):
         # Running requests' steps find them there, too.
         self.dispatcher.held = table
 
+    async def answered(self) -> None:
+        await drained(self.plane, self.close, 0.0)
+
     async def ensure_loaded(self) -> None:
         for member in self.members():
             await member.ensure_loaded()
@@ -136,7 +142,7 @@ class LoadedEnsemble(VersionFacts, EnsembleVersion):
 
     async def unload(self) -> None:
         # No time limit: an ensemble has no workers, and its members limit their requests' times.
-        await drained(self.plane, self.close, 0.0)
+        await self.answered()
         if self.answers is not None:
             self.plane.call_soon(self.answers.close)
 

@@ -207,16 +207,28 @@ class ManagedVersion:
     # Members
 
     def note_members(self, found: MemberReview, table: ServingTable, is_replaced_soon: bool) -> None:
-        """Note whether the current members fit the served ensemble. If they do not and it is replaced soon, it goes on
-        with those of `table`, the table before the publication."""
+        """Note whether the current members fit the served ensemble. If they do not, it answers its last requests with
+        those of `table`, the table before the publication; also new ones if it is replaced soon."""
         served = self.served
         assert served is not None, "an ensemble is served"
-        if found.problem is not None and is_replaced_soon and self._hold_members(served, table):
+        if found.problem is None:
+            self.members = found
+            self._context.held_members.release(served)
+            served.follow_members(found.is_decoupled)
+            return
+        is_held, did_fit = self._hold_members(served, table), self.members.problem is None
+        if is_held and did_fit and is_replaced_soon:
             return
         self.members = found
-        self._context.held_members.release(served)
-        if found.problem is None:
-            served.follow_members(found.is_decoupled)
+        if is_held and did_fit:
+            self._context.background.start(self._release_members(served), f"last requests of {self.name}")
+
+    async def _release_members(self, ensemble: LoadedVersion) -> None:
+        # Until then ensembles that it is a member of may send it requests.
+        await self._context.held_members.wait(ensemble)
+        await ensemble.answered()
+        if self.members.problem is not None:
+            self._context.held_members.release(ensemble)
 
     def hold_members(self, table: ServingTable) -> None:
         """Let a retired ensemble answer its last requests with the members of `table`, the last one that offers it."""

@@ -112,8 +112,11 @@ class FakeVersion:
     def hold_members(self, table: ServingTable | None) -> None:
         self.held_table = table
 
-    async def unload(self) -> None:
+    async def answered(self) -> None:
         await self.may_unload.wait()
+
+    async def unload(self) -> None:
+        await self.answered()
         self.is_unloaded = True
 
 

@@ -172,7 +172,7 @@ async def test_an_ensemble_goes_on_with_a_replaced_member_until_its_new_content_
     load.set()
     if fails:
         await served.until(lambda: served.state("e") == "UNAVAILABLE")
-        assert old.held_table is None
+        await served.until(lambda: old.held_table is None)
     else:
         await served.until(lambda: old.is_unloaded)
         assert served.table.table.find("e", "") is not old

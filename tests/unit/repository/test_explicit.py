@@ -399,6 +399,50 @@ async def test_an_ensemble_answers_its_last_requests_before_its_members_are_unlo
     assert (e.held_table, inner.held_table) == (None, None)
 
 
+@pytest.mark.parametrize("way", ["unloaded", "replaced"])
+async def test_an_ensemble_that_loses_its_member_answers_its_last_requests(
+    explicit: Start, folders: Folders, way: str
+) -> None:
+    folders.model("m", 1)
+    folders.ensemble("e", "m")
+    served: Served = await explicit("e")
+    e, m = (served.table.table.find(name, "") for name in ("e", "m"))
+    e.may_unload.clear()
+    if way == "unloaded":
+        await served.repository.unload("m", False)
+    else:
+        folders.config("m", tensor="RENAMED")
+        await served.repository.load("m", {})
+    assert served.state("e") == "UNAVAILABLE"
+    await served.settle()
+    assert not m.is_unloaded
+    assert e.held_table.find("m", "") is m
+    e.may_unload.set()
+    await served.until(lambda: m.is_unloaded)
+    assert e.held_table is None
+    folders.config("m")
+    await served.repository.load("m", {})
+    assert served.state("e") == "READY"
+
+
+async def test_an_inner_ensemble_keeps_its_members_for_the_requests_of_an_outer_one(
+    explicit: Start, folders: Folders
+) -> None:
+    folders.model("m", 1)
+    folders.ensemble("inner", "m")
+    (folders.root / "inner" / "config.pbtxt").write_text(ENSEMBLE.replace('"E_', '"') % "m")
+    folders.ensemble("e", "inner")
+    served: Served = await explicit("e")
+    e, inner, m = (served.table.table.find(name, "") for name in ("e", "inner", "m"))
+    e.may_unload.clear()
+    await served.repository.unload("m", False)
+    await served.settle()
+    assert inner.held_table.find("m", "") is m
+    assert not m.is_unloaded
+    e.may_unload.set()
+    await served.until(lambda: m.is_unloaded)
+
+
 async def test_unloading_a_member_suspends_the_ensemble_until_it_is_loaded_again(
     explicit: Start, folders: Folders
 ) -> None:

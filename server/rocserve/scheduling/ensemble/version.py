@@ -56,8 +56,8 @@ class EnsembleVersion:
         self.on_request: Callable[[EnsembleVersion], None] | None = None
         """Called before each request is run, because members may have to be loaded."""
         self._running = 0
-        self._on_drained: Callable[[], None] | None = None
-        """Set when the version is closed, until it has been called."""
+        self._on_drained: list[Callable[[], None]] = []
+        """To be called when no request runs."""
 
     @property
     def sees_requests(self) -> bool:
@@ -115,9 +115,9 @@ class EnsembleVersion:
         self._parts = replace(self._parts, config=config)
 
     def close(self, drained: Callable[[], None]) -> None:
-        """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
-        removed the version from the serving table."""
-        self._on_drained = drained
+        """Call `drained` once when all requests are answered. The caller has already removed the version from the
+        serving table."""
+        self._on_drained.append(drained)
         self._report_drained()
 
     def _run_ended(self) -> None:
@@ -125,6 +125,6 @@ class EnsembleVersion:
         self._report_drained()
 
     def _report_drained(self) -> None:
-        if not self._running and (on_drained := self._on_drained) is not None:
-            self._on_drained = None
-            on_drained()
+        if not self._running:
+            while self._on_drained:
+                self._on_drained.pop()()
