@@ -90,8 +90,8 @@ class SequenceScheduler(Scheduler):
         self._router = parts.router
         self._inputs = SequenceInputs(config, batching, parts.initial_states)
         self._correlation_id = self._inputs.controls.correlation_id
-        self._numbers = itertools.count(1 << 62)
-        """Sequence ids for an iterative model's requests without one, beyond those that clients are likely to use."""
+        self._numbers = itertools.count(1)
+        """Sequence ids for an iterative model's requests without one: each is a separate sequence."""
         self._queue = self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
@@ -156,8 +156,7 @@ class SequenceScheduler(Scheduler):
                 raise invalid_argument(
                     f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
                 )
-            # Each request is a separate sequence.
-            return SequenceTag(next(self._numbers), starts=True)
+            return SequenceTag(next(one for one in self._numbers if one not in self._table), starts=True)
         control, is_text = self._correlation_id, isinstance(tag.id, str)
         if control is not None and (control.datatype is DataType.BYTES) is not is_text:
             raise invalid_argument(
