@@ -15,7 +15,7 @@ from rocserve.core.exchange import EndHook, Exchange, HookOrder, Responder, Resp
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceOrder
-from rocserve.core.serving import ServingTable, ServingTableHolder
+from rocserve.core.serving import ServedVersion, ServingTable, ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.timing import RequestTiming
@@ -35,12 +35,10 @@ class Dispatcher:
     """Runs the steps of long work on the data plane's thread, between other requests."""
     _order: SequenceOrder = field(default_factory=SequenceOrder)
     """Delays the requests of a sequence while an earlier request of it is being prepared."""
-    held: ServingTable | None = None
-    """An earlier table, in which an ensemble's steps find their versions; None = in the current one."""
 
     @property
     def table(self) -> ServingTable:
-        return self.held or self.tables.table
+        return self.tables.table
 
     def dispatch(
         self,
@@ -48,41 +46,57 @@ class Dispatcher:
         exchange: Exchange,
         copying: Sequence[Steps[None]] = (),
         is_prepared: bool = False,
+        member: ServedVersion | None = None,
     ) -> None:
         """Schedule a request; all errors go to the exchange. First `copying` copies its inputs, and BYTES elements are
         counted if there may be many, in steps between other work, unless `is_prepared`. Requests of a sequence stay in
-        order."""
+        order. `member`: the version that runs the request unless it is cold; None = the one that is named."""
         head = request.head
         if head.wants_timing and request.timing is None:
             begin_timing(request, exchange)
         if (
             (copying or head.has_strings or self._order.held)
             and not is_prepared
-            and self._is_delayed(request, exchange, copying)
+            and self._is_delayed(request, exchange, copying, member)
         ):
             return
-        table = self.held or self.tables.table
         try:
-            version = table.by_head.get(head) or table.find_by_head(head)
+            if member is not None and not member.is_cold:
+                version = member
+            else:
+                table = self.tables.table
+                version = table.by_head.get(head) or table.find_by_head(head)
             if request.timing is not None:
                 request.timing.note_version(version.version, version.load_check, version.config.is_ensemble)
             version.infer(request, exchange)
         except ServeError as error:
             exchange.send(error)
 
-    def _is_delayed(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> bool:
+    def _is_delayed(
+        self,
+        request: InferRequest,
+        exchange: Exchange,
+        copying: Sequence[Steps[None]],
+        member: ServedVersion | None,
+    ) -> bool:
         """Prepare a request, or let it wait for an earlier one of its sequence. Returns False if it needs neither."""
         if self._order.held and self._order.wait_if_held(
-            request.sequence_key, partial(self.dispatch, request, exchange, copying)
+            request.sequence_key, partial(self.dispatch, request, exchange, copying, member=member)
         ):
             return True
         if not copying and not _has_long_strings(request):
             return False
         self._order.hold(request.sequence_key)
-        self.work_off(self._prepare(request, exchange, copying))
+        self.work_off(self._prepare(request, exchange, copying, member))
         return True
 
-    def _prepare(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> Steps[None]:
+    def _prepare(
+        self,
+        request: InferRequest,
+        exchange: Exchange,
+        copying: Sequence[Steps[None]],
+        member: ServedVersion | None,
+    ) -> Steps[None]:
         try:
             for steps in copying:
                 yield from steps
@@ -95,7 +109,7 @@ class Dispatcher:
                     is_counted = entry.datatype == DataType.BYTES.value
                     faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
                 request.element_faults = faults
-            self.dispatch(request, exchange, is_prepared=True)
+            self.dispatch(request, exchange, is_prepared=True, member=member)
         self._order.release(request.sequence_key)
 
 
@@ -107,20 +121,27 @@ def _has_long_strings(request: InferRequest) -> bool:
     return False
 
 
-def dispatch_caused(dispatcher: Dispatcher, request: InferRequest, client: Responder, parent: Trace | None) -> None:
-    """Dispatch a request that another request caused, with a child of the trace `parent`, if there is one."""
+def dispatch_caused(
+    dispatcher: Dispatcher,
+    request: InferRequest,
+    client: Responder,
+    parent: Trace | None,
+    member: ServedVersion | None = None,
+) -> None:
+    """Dispatch a request that another request caused, with a child of the trace `parent`, if there is one. `member`:
+    see Dispatcher.dispatch."""
     exchange = Exchange(client)
     if parent is not None:
         head = request.head
         try:
-            version = dispatcher.table.find(head.model_name, head.model_version)
+            version = member or dispatcher.table.find(head.model_name, head.model_version)
         except ServeError as error:
             exchange.send(error)
             return
         trace = request.trace = parent.child(version.name, str(version.version), request.id)
         note_inputs(trace, request, exchange)
         exchange.add(EndHook(HookOrder.TRACE, partial(_end_trace, trace)))
-    dispatcher.dispatch(request, exchange)
+    dispatcher.dispatch(request, exchange, member=member)
 
 
 def note_inputs(trace: Trace, request: InferRequest, exchange: Exchange) -> None:

@@ -260,6 +260,9 @@ class InferRequest:
     a client makes it, or there is no limiter."""
     timing: RequestTiming | None = None
     """Takes the times of the request, for its client; None = nobody asks for them."""
+    members: object = None
+    """The members of the ensemble whose step makes the request; None = a step that has found its member by name, or
+    something else, makes it."""
 
     # Validation sets the next two.
     plan: RequestPlan = field(init=False)

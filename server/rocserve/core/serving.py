@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -39,6 +38,10 @@ class ServedVersion(Protocol):
 
     @property
     def statistics(self) -> ModelStatistics: ...
+    @property
+    def is_cold(self) -> bool:
+        """Return whether no ensemble may rely on the version: its first request loads it, or it is unloaded."""
+
     @property
     def properties(self) -> Mapping[str, str]:
         """Return how the version runs, for people and scripts: the engine, the reason for it, the engine's report."""
@@ -109,10 +112,6 @@ class ServingTable:
     """Name -> number of models, for a name in several namespaces."""
     by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
     """Results of `find` for recent request heads."""
-    members: Memo[object, tuple[weakref.ref[ServedVersion], ...]] = field(
-        default_factory=Memo, init=False, compare=False, repr=False
-    )
-    """For ensembles that use the response cache: the versions that their steps would run."""
 
     @property
     def all_models(self) -> Iterable[ServedModel]:

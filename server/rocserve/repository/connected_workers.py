@@ -106,11 +106,11 @@ class ConnectedWorkers(VersionWorkers):
         for instance in self.instances:
             self.instance_opened(instance)
 
-    async def drain_and_stop(self) -> None:
+    async def drain_and_stop(self, close: Callable[[Callable[[], None]], None]) -> None:
         """Let the scheduler finish its requests within the drain timeout, then end the workers. Workers that are late
-        are killed, and their requests refused."""
+        are killed, and their requests refused. `close`: closes the scheduler, see `drained`."""
         assert self._scheduler is not None, "connected until the version is gone"
-        if await drained(self.mail.plane, self._scheduler.close, self._drain_seconds):
+        if await drained(self.mail.plane, close, self._drain_seconds):
             self._cancel_outage_timer()
             await self.stop(10.0)
             return

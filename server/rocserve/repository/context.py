@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Set
 
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.backoff import Backoff
 from rocserve.core.model_names import ModelKey
-from rocserve.core.serving import ServedVersion, ServingTable
 from rocserve.repository.background_tasks import BackgroundTasks
 from rocserve.repository.content import ContentReader
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.load_order import FilesChanged, LoadedVersion, LoadVersion
+from rocserve.repository.load_order import FilesChanged, LoadVersion
 from rocserve.repository.load_slots import LoadSlots
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retries import Retries
@@ -22,41 +19,6 @@ from rocserve.repository.scanner import RepositoryScanner
 from rocserve.repository.watch import RepositoryWatch
 from rocserve.settings import ControlMode, RepositorySettings
 from rocserve.settings.repository import WhatKind
-
-
-class HeldMembers:
-    """Knows which versions that the serving table no longer offers are members of an ensemble that goes on with them: a
-    served one until its own new content is served, one that was retired or lost its members until its requests are
-    answered. All calls are made on the loop's thread."""
-
-    def __init__(self) -> None:
-        self._members: dict[LoadedVersion, Set[ServedVersion]] = {}
-        """Ensemble -> the members that it goes on with."""
-        self._waiting: list[asyncio.Future[None]] = []
-
-    def holds(self, ensemble: LoadedVersion) -> bool:
-        return ensemble in self._members
-
-    def hold(self, ensemble: LoadedVersion, members: Set[ServedVersion], table: ServingTable) -> None:
-        """Let an ensemble go on with these members, which are those of an earlier table."""
-        ensemble.hold_members(table)
-        self._members[ensemble] = members
-
-    def release(self, ensemble: LoadedVersion) -> None:
-        """Let an ensemble use the current members; or it has ended."""
-        if self._members.pop(ensemble, None) is not None:
-            ensemble.hold_members(None)
-            waiting, self._waiting = self._waiting, []
-            for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-    async def wait(self, member: ServedVersion) -> None:
-        """Return when no ensemble uses the member."""
-        while any(member in members for members in self._members.values()):
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await waiter
 
 
 class RepositoryContext:
@@ -83,7 +45,6 @@ class RepositoryContext:
         self.retries = Retries(Backoff(settings.retry_seconds, settings.longest_retry_seconds))
         self.retries.enabled = False
         self.background = BackgroundTasks(log)
-        self.held_members = HeldMembers()
         self.load_level = logging.DEBUG
         """Level of lines about loads and unloads that succeed. At the start a table shows the models instead, and at
         the end all are unloaded."""

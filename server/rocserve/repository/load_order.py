@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,15 +10,11 @@ from typing import Protocol
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.printable import printable_name
-from rocserve.core.serving import ServedVersion, ServingTable
+from rocserve.core.serving import ServedModel, ServedVersion
 
 
 class LoadedVersion(ServedVersion, Protocol):
     """A version that is loaded, warmed up and answers requests until `unload`."""
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether the version is registered but not in memory; a request loads it."""
 
     @property
     def in_flight(self) -> int:
@@ -36,17 +32,20 @@ class LoadedVersion(ServedVersion, Protocol):
     def watch_use(self, on_request: Callable[[], None]) -> None:
         """Call back with each request of a model that may be unloaded, on the data plane's thread."""
 
-    def follow_members(self, is_decoupled: bool) -> None:
-        """Note whether a member makes this ensemble decoupled. Called on the loop, before the publication."""
+    @property
+    def keeps_members(self) -> bool:
+        """Whether this ensemble has members that new requests can go on with although others are served."""
 
-    def hold_members(self, table: ServingTable | None) -> None:
-        """Let this ensemble find its members in an earlier table; None = in the current one. Called on the loop."""
+    def follow_members(self, served: Mapping[str, ServedModel], is_decoupled: bool) -> None:
+        """Let new requests to this ensemble, which fits them, run on the members that are served now. `is_decoupled`:
+        whether a member makes the ensemble decoupled. Called on the loop, before the publication."""
 
-    async def answered(self) -> None:
-        """Return when this ensemble, which the serving table no longer offers, has answered its requests."""
+    def leave_members(self) -> None:
+        """Note that this ensemble gets no new requests. Called on the loop, after the publication."""
 
-    async def unload(self) -> None:
-        """Refuse new requests, finish queued and running ones, then end the workers."""
+    async def unload(self, at_once: bool = False) -> None:
+        """Finish queued and running requests, and those of ensembles that began with this version as a member, then end
+        the workers. `at_once`: the later steps of those do not wait for; they find the member by name."""
 
 
 @dataclass(frozen=True, slots=True)

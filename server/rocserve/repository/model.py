@@ -11,7 +11,7 @@ from rocserve.config.model_folder import no_version_text
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey, ModelNames, namespace_of
-from rocserve.core.serving import IndexEntry, ServedModel, ServingTable
+from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.observability.log_fields import about
 from rocserve.protocol.model_config_pb2 import ModelConfig as ModelConfigMessage
 from rocserve.repository.content import ModelContent
@@ -153,10 +153,6 @@ class ManagedModel:
         for version in self.versions:
             version.stop_loading()
 
-    def hold_members(self, table: ServingTable) -> None:
-        for version in self.versions:
-            version.hold_members(table)
-
     def unload_retired(self) -> None:
         for version in self.versions:
             version.unload_retired()
@@ -167,11 +163,9 @@ class ManagedModel:
         ensembles: Mapping[ModelKey, ModelConfig],
         member: Callable[[ModelKey], ManagedModel | None],
         is_any_loading: Callable[[Iterable[ModelKey]], bool],
-        table: ServingTable,
     ) -> None:
         """Compare this ensemble with the models served now, and load it if they allow it. `ensembles`: the
-        configurations of all ensembles. `member`, `is_any_loading`: as in ModelTable. `table`: the table before the
-        publication."""
+        configurations of all ensembles. `member`, `is_any_loading`: as in ModelTable."""
         content = self.content
         assert content is not None, "an ensemble has content"
         config = content.definition.config
@@ -207,7 +201,7 @@ class ManagedModel:
         for version in self.versions:
             if version.served is not None:
                 found = review(self.key, version.served.config, served, ensembles)
-                version.note_members(found, table, awaits_members or version.is_loading)
+                version.note_members(found, served, awaits_members or version.is_loading)
 
     def served_model(self) -> ServedModel | None:
         """Return the model's entry in the serving table; None if the model is gone and never served."""

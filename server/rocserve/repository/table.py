@@ -278,7 +278,6 @@ class ModelTable:
         models = [self.models[key] for key in changed_keys if key in self.models]
         for model in models:
             self.events.record(model.key, model.entries())
-            model.hold_members(self._holder.table)
         served = dict(self._served)
         resolved, ambiguous = self._resolved(served)
         if self.names.namespaces:
@@ -371,13 +370,12 @@ class ModelTable:
         bare = self.names.bare
         changed_names = set(map(bare, changed))
         member_names = {bare(member) for one in members.values() for member in one}
-        before = self._holder.table
         reviewed: dict[ModelKey, None] = {}
         resolved: Mapping[str, ServedModel] | None = None
         for key in innermost_first(members):
             if key in changed or not changed_names.isdisjoint(map(bare, members[key])):
                 resolved = self._resolved(self._served)[0] if resolved is None else resolved
-                self._ensembles[key].review_members(resolved, configs, self.member, self.is_any_loading, before)
+                self._ensembles[key].review_members(resolved, configs, self.member, self.is_any_loading)
                 self._update_entry(key)
                 reviewed[key] = None
                 changed_names.add(bare(key))

@@ -8,17 +8,15 @@ import time
 from collections.abc import Callable
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
-from rocserve.core.serving import IndexEntry, ServingTable
+from rocserve.core.serving import IndexEntry
 from rocserve.observability.log_fields import about
 from rocserve.repository.content import ModelContent
 from rocserve.repository.context import RepositoryContext
-from rocserve.repository.ensemble_members import FITS, MemberReview
+from rocserve.repository.ensemble_members import FITS, MemberReview, Served
 from rocserve.repository.interface_check import check_interface
 from rocserve.repository.load_order import FilesChanged, LoadedVersion
-from rocserve.repository.residency.cold_version import ColdVersion
 from rocserve.repository.retries import Failure
 from rocserve.repository.version_life import FILES_CHANGED, Phase, VersionLife
-from rocserve.scheduling.ensemble.graph import find_member
 
 
 class VersionState(enum.Enum):
@@ -76,6 +74,8 @@ class ManagedVersion:
         self.is_added_later = is_added_later
         self.members: MemberReview = FITS
         """Whether the members of a served ensemble allow it to get requests."""
+        self._goes_on = False
+        """Whether the served ensemble goes on with its earlier members until its new content is served."""
         self._context = context
         self._problem_of_model = problem_of_model
         self._on_end = on_end
@@ -170,7 +170,7 @@ class ManagedVersion:
             loading = "" if newer is None else _of_newer(newer)
             parts = [self.members.text, _of_served(current), loading]
             if self.state is VersionState.READY and (problem := self._problem_of_model()):
-                if self.served is None or not self._context.held_members.holds(self.served):
+                if not self._goes_on:
                     parts.append(f"{_NEWER_FAILED}: {problem}")
                 elif not loading:
                     # The problem is that the current members do not fit: new content for them is being made.
@@ -206,49 +206,17 @@ class ManagedVersion:
 
     # Members
 
-    def note_members(self, found: MemberReview, table: ServingTable, is_replaced_soon: bool) -> None:
-        """Note whether the current members fit the served ensemble. If they do not, it answers its last requests with
-        those of `table`, the table before the publication; also new ones if it is replaced soon."""
+    def note_members(self, found: MemberReview, served_models: Served, is_replaced_soon: bool) -> None:
+        """Note whether the served models fit the served ensemble. If they do not, the ensemble goes on with its earlier
+        members if it is replaced soon."""
         served = self.served
         assert served is not None, "an ensemble is served"
-        if found.problem is None:
+        goes_on = is_replaced_soon and self.is_serving and served.keeps_members
+        self._goes_on = found.problem is not None and goes_on
+        if not self._goes_on:
             self.members = found
-            self._context.held_members.release(served)
-            served.follow_members(found.is_decoupled)
-            return
-        is_held, did_fit = self._hold_members(served, table), self.members.problem is None
-        if is_held and did_fit and is_replaced_soon:
-            return
-        self.members = found
-        if is_held and did_fit:
-            self._context.background.start(self._release_members(served), f"last requests of {self.name}")
-
-    async def _release_members(self, ensemble: LoadedVersion) -> None:
-        # Until then ensembles that it is a member of may send it requests.
-        await self._context.held_members.wait(ensemble)
-        await ensemble.answered()
-        if self.members.problem is not None:
-            self._context.held_members.release(ensemble)
-
-    def hold_members(self, table: ServingTable) -> None:
-        """Let a retired ensemble answer its last requests with the members of `table`, the last one that offers it."""
-        for life, task in self._leaving.items():
-            if task is None and life.offered is not None and life.offered.config.is_ensemble:
-                self._hold_members(life.offered, table)
-
-    def _hold_members(self, served: LoadedVersion, table: ServingTable) -> bool:
-        """Return whether the ensemble goes on with earlier members, or now with those of this table."""
-        held = self._context.held_members
-        if held.holds(served):
-            return True
-        model = table.models.get(self.name)
-        was_served = model is not None and model.versions.get(self.number) is served
-        members = {find_member(step, table.models) for step in served.config.ensemble_steps}
-        # A retired cold version is not loaded any more.
-        if not was_served or any(member is None or isinstance(member, ColdVersion) for member in members):
-            return False
-        held.hold(served, {member for member in members if member is not None}, table)
-        return True
+        if found.problem is None:
+            served.follow_members(served_models, found.is_decoupled)
 
     # Changes
 
@@ -327,9 +295,12 @@ class ManagedVersion:
         self._retire_current()
 
     def unload_retired(self) -> None:
-        """Unload the lives that the serving table no longer offers."""
+        """Unload the lives that the serving table no longer offers. An ensemble that it does not offer leaves its
+        members."""
         if self._current is not None:
             self._current.hand_over()
+        if self.served is not None and not self.is_serving:
+            self.served.leave_members()
         for life, task in self._leaving.items():
             if task is None:
                 work = self._end(life)
@@ -339,15 +310,10 @@ class ManagedVersion:
         log, level = self._context.log, self._context.load_level
         fields = about(model=self.name, version=self.number)
         log.log(level, "unloading: %s:%d", self.name, self.number, extra=fields)
-        held, offered = self._context.held_members, life.offered
         try:
-            if offered is not None:
-                await held.wait(offered)
             await life.end()
         finally:
             del self._leaving[life]
-            if offered is not None:
-                held.release(offered)
         log.log(level, "successfully unloaded '%s' version %d", self.name, self.number, extra=fields)
 
     # Loads

@@ -366,8 +366,8 @@ class VersionLife:
         self.change(Phase.DRAINING)
         self.offered = self._cold(resident, loaded.config, loaded.config_message, loaded.statistics)
         self._publish()
-        await self._context.held_members.wait(loaded)
-        await loaded.unload()
+        # The room may be for a model that a running request to an ensemble needs.
+        await loaded.unload(at_once=True)
         if not self._is_retired:
             self.change(Phase.REGISTERED)
 

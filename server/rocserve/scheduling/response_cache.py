@@ -89,7 +89,7 @@ class CachedAnswers:
         self._has_warned = False
 
     def set_members(self, members: tuple[object, ...]) -> None:
-        """Set an ensemble's current members. Answers of other members are deleted."""
+        """Set the members on which an ensemble's request runs. Answers of other members are deleted."""
         if members != self._members:
             self.close()
             self._members = members

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey
-from rocserve.core.serving import IndexEntry, ServingTable, ServingTableHolder
+from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.debounce import Debounce
@@ -90,7 +90,11 @@ class FakeVersion:
         self.on_request: Callable[[], None] | None = None
         self.in_flight = 0
         self.is_unloaded = False
-        self.held_table: ServingTable | None = None
+        self.unloads_at_once = False
+        self.members: dict[str, Any] = {}
+        """The members of an ensemble's new requests."""
+        self.has_left = False
+        """The ensemble gets no new requests."""
         self.may_unload = asyncio.Event()
         self.may_unload.set()
 
@@ -106,17 +110,20 @@ class FakeVersion:
     async def ensure_loaded(self) -> None:
         """It is loaded."""
 
-    def follow_members(self, is_decoupled: bool) -> None:
-        """Members change nothing here."""
+    @property
+    def keeps_members(self) -> bool:
+        return bool(self.members)
 
-    def hold_members(self, table: ServingTable | None) -> None:
-        self.held_table = table
+    def follow_members(self, served: Mapping[str, ServedModel], is_decoupled: bool) -> None:
+        self.members = {step.member: served[step.member].latest for step in self.config.ensemble_steps}
+        self.has_left = False
 
-    async def answered(self) -> None:
+    def leave_members(self) -> None:
+        self.has_left = True
+
+    async def unload(self, at_once: bool = False) -> None:
+        self.unloads_at_once = at_once
         await self.may_unload.wait()
-
-    async def unload(self) -> None:
-        await self.answered()
         self.is_unloaded = True
 
 

@@ -165,14 +165,14 @@ async def test_an_ensemble_goes_on_with_a_replaced_member_until_its_new_content_
     assert served.state("e") == "READY"
     assert served.reason("e") == "newer content is being loaded"
     await asyncio.sleep(0.1)
-    assert old.held_table.find("m", "") is member
-    assert not member.is_unloaded
+    assert old.members == {"m": member}
+    assert not old.has_left
     if fails:
         loader.failing["e"] = internal("no more")
     load.set()
     if fails:
         await served.until(lambda: served.state("e") == "UNAVAILABLE")
-        await served.until(lambda: old.held_table is None)
+        await served.until(lambda: old.has_left)
     else:
         await served.until(lambda: old.is_unloaded)
         assert served.table.table.find("e", "") is not old

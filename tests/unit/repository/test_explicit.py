@@ -26,7 +26,7 @@ from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
 
-from .conftest import CONFIG, ENSEMBLE, FakeLoader, FakeVersion, Folders, Served, Start
+from .conftest import CONFIG, FakeLoader, FakeVersion, Folders, Served, Start
 
 CONFIG_JSON = json.dumps(
     {
@@ -378,69 +378,36 @@ async def test_the_dependents_may_be_of_another_namespace(
     assert served.data("shared") == "good", "another ensemble needs it"
 
 
-async def test_an_ensemble_answers_its_last_requests_before_its_members_are_unloaded(
-    explicit: Start, folders: Folders
-) -> None:
-    folders.model("m", 1)
-    folders.ensemble("inner", "m")
-    (folders.root / "inner" / "config.pbtxt").write_text(ENSEMBLE.replace('"E_', '"') % "m")
-    folders.ensemble("e", "inner")
-    served: Served = await explicit("e")
-    e, inner, m = (served.table.table.find(name, "") for name in ("e", "inner", "m"))
-    e.may_unload.clear()
-    await served.repository.unload("e", True)
-    assert served.state("m") == "UNLOADING"
-    await served.settle()
-    assert (inner.is_unloaded, m.is_unloaded) == (False, False)
-    assert e.held_table.find("inner", "") is inner
-    assert inner.held_table.find("m", "") is m
-    e.may_unload.set()
-    await served.until(lambda: m.is_unloaded)
-    assert (e.held_table, inner.held_table) == (None, None)
-
-
 @pytest.mark.parametrize("way", ["unloaded", "replaced"])
-async def test_an_ensemble_that_loses_its_member_answers_its_last_requests(
+async def test_an_ensemble_that_loses_its_member_leaves_it_after_the_publication(
     explicit: Start, folders: Folders, way: str
 ) -> None:
     folders.model("m", 1)
     folders.ensemble("e", "m")
     served: Served = await explicit("e")
     e, m = (served.table.table.find(name, "") for name in ("e", "m"))
-    e.may_unload.clear()
+    offered: list[bool] = []
+    leave = e.leave_members
+
+    def note() -> None:
+        offered.append(e in served.table.table.models["e"].versions.values())
+        leave()
+
+    e.leave_members = note
     if way == "unloaded":
         await served.repository.unload("m", False)
     else:
         folders.config("m", tensor="RENAMED")
         await served.repository.load("m", {})
     assert served.state("e") == "UNAVAILABLE"
-    await served.settle()
-    assert not m.is_unloaded
-    assert e.held_table.find("m", "") is m
-    e.may_unload.set()
-    await served.until(lambda: m.is_unloaded)
-    assert e.held_table is None
+    assert e.has_left
+    assert not any(offered)
+    assert e.members == {"m": m}, "a request that has found the ensemble runs on them"
     folders.config("m")
     await served.repository.load("m", {})
     assert served.state("e") == "READY"
-
-
-async def test_an_inner_ensemble_keeps_its_members_for_the_requests_of_an_outer_one(
-    explicit: Start, folders: Folders
-) -> None:
-    folders.model("m", 1)
-    folders.ensemble("inner", "m")
-    (folders.root / "inner" / "config.pbtxt").write_text(ENSEMBLE.replace('"E_', '"') % "m")
-    folders.ensemble("e", "inner")
-    served: Served = await explicit("e")
-    e, inner, m = (served.table.table.find(name, "") for name in ("e", "inner", "m"))
-    e.may_unload.clear()
-    await served.repository.unload("m", False)
-    await served.settle()
-    assert inner.held_table.find("m", "") is m
-    assert not m.is_unloaded
-    e.may_unload.set()
-    await served.until(lambda: m.is_unloaded)
+    assert not e.has_left
+    assert e.members["m"] is served.table.table.find("m", "") is not m
 
 
 async def test_unloading_a_member_suspends_the_ensemble_until_it_is_loaded_again(

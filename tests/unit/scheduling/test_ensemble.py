@@ -50,6 +50,8 @@ class Member:
         self.name = name
         self.version = 1
         self.sees_requests = False
+        self.is_cold = False
+        self.wanted = 0
         self.config = ModelConfig(
             name=name,
             max_batch_size=max_batch_size,
@@ -64,6 +66,9 @@ class Member:
         self._held = held
         self._waiting: list = []
         self._validator = RequestValidator(self.config)
+
+    def want(self) -> None:
+        self.wanted += 1
 
     def infer(self, request: InferRequest, responder) -> None:
         try:
@@ -143,7 +148,10 @@ def ensemble(
         decoupled=decoupled,
     )
     statistics = ModelStatistics(None if latencies is None else latencies.distributions(config))
-    return EnsembleVersion(config, b"", 1, statistics, dispatcher_of(tables), RequestMemory(memory))
+    version = EnsembleVersion(config, b"", 1, statistics, dispatcher_of(tables), RequestMemory(memory))
+    # The repository adds these.
+    version.properties, version.is_cold = {}, False
+    return version
 
 
 def ask(version: EnsembleVersion, *values: float, outputs=(), shape=None, **parameters) -> Answer:
@@ -286,9 +294,101 @@ def test_a_member_that_is_gone_is_named():
 def test_a_member_replaced_meanwhile_serves_the_next_request():
     version = ensemble(Member("a", plus(1)), steps=[step("a", "X", "Y")])
     assert ask(version, 1, 1).value() == [2, 2]
-    successor = Member("a", plus(5))
-    version.dispatcher.tables.table = ServingTable({"a": ServedModel("a", {1: successor}, successor)})
+    serve(version, Member("a", plus(5)))
     assert ask(version, 1, 1).value() == [6, 6]
+
+
+CHAIN = [step("a", "X", "Z"), step("b", "Z", "Y")]
+
+
+def test_a_request_runs_on_the_members_that_were_served_when_it_began():
+    first = Member("a", plus(1), held=True)
+    version = ensemble(first, Member("b", plus(10)), steps=CHAIN)
+    follow(version)
+    members, unused = version.members, []
+    before = ask(version, 0, 0)
+    serve(version, Member("a", plus(2)), Member("b", plus(20)))
+    follow(version)
+    members.wait(lambda: unused.append(True))
+    assert ask(version, 0, 0).value() == [22, 22]
+    assert not unused
+    first.finish()
+    assert before.value() == [11, 11]
+    assert unused == [True]
+    assert not members.versions, "what was replaced does not stay in memory"
+
+
+def test_the_steps_of_an_inner_ensemble_run_on_the_same_members():
+    first, kept = Member("first", plus(100), held=True), Member("b", plus(10))
+    inner = ensemble(Member("a", plus(1)), kept, steps=CHAIN)
+    inner.name = "inner"
+    outer = ensemble(
+        steps=[step("first", "X", "M"), EnsembleStep("inner", -1, {"X": "M"}, {"Y": "Y"})],
+    )
+    inner.dispatcher.tables = outer.dispatcher.tables
+    serve(outer, first, inner, Member("a", plus(1)), kept)
+    follow(inner, outer)
+    old = inner.members
+    before = ask(outer, 0, 0)
+    serve(outer, first, inner, Member("a", plus(2)), Member("b", plus(20)))
+    follow(inner, outer)
+    assert not old.is_in_use
+    first.finish()
+    assert before.value() == [111, 111]
+    after = ask(outer, 0, 0)
+    first.finish()
+    assert after.value() == [122, 122]
+
+
+def test_the_labels_are_those_of_the_members_that_ran():
+    first = Member("a", plus(1), held=True)
+    version = ensemble(first, Member("b", plus(1), labels=("cat", "dog")), steps=CHAIN)
+    follow(version)
+    outputs = (RequestedOutput("Y", {"classification": 1}),)
+    head = RequestHead("e", "", HEAD.inputs, outputs)
+    data = np.array([1.0, 2.0], np.float32).tobytes()
+    version.infer(InferRequest(head, "", [data]), Exchange(answer := Answer()))
+    serve(version)
+    first.finish()
+    assert bytes(answer.response.outputs[0].data).endswith(b":1:dog")
+
+
+@pytest.mark.parametrize("is_cold_before", [False, True])
+def test_a_step_finds_a_cold_member_by_name(is_cold_before):
+    first, evicted = Member("a", plus(1), held=True), Member("b", plus(10))
+    evicted.is_cold = is_cold_before
+    version = ensemble(first, evicted, steps=CHAIN)
+    follow(version)
+    answer = ask(version, 0, 0)
+    assert evicted.wanted == is_cold_before
+    evicted.is_cold = True
+    serve(version, first, Member("b", plus(20)))
+    first.finish()
+    assert answer.value() == [21, 21]
+    assert not evicted.requests
+
+
+def test_a_failed_request_is_over_when_its_inner_ensemble_is():
+    slow = Member("a", plus(1), held=True)
+    inner = ensemble(slow, steps=[step("a", "X", "Y")])
+    inner.name = "inner"
+
+    def refuse(values: np.ndarray) -> np.ndarray:
+        raise invalid_argument("no")
+
+    other = Member("other", refuse, held=True)
+    steps = [EnsembleStep("inner", -1, {"X": "X"}, {"Y": "Y"}), step("other", "X", "Z")]
+    outer = ensemble(steps=steps, outputs=("Y", "Z"))
+    inner.dispatcher.tables = outer.dispatcher.tables
+    serve(outer, inner, slow, other)
+    follow(inner, outer)
+    answer = ask(outer, 0, 0)
+    outer.members.leave()
+    other.finish()
+    assert answer.error is not None
+    assert outer.members.is_in_use, "a step still runs"
+    slow.finish()
+    assert not outer.members.is_in_use
 
 
 def test_cancelling_reaches_a_waiting_step():
@@ -334,10 +434,23 @@ def test_the_end_waits_for_running_requests():
     assert answer.value() == [2, 2]
 
 
+def follow(*versions: EnsembleVersion) -> None:
+    """Let new requests run on the members in the table, as a publication does. Inner ensembles come first."""
+    for version in versions:
+        before, version.members = version.members, version.find_members(version.dispatcher.table.models)
+        before.leave()
+
+
+def serve(version: EnsembleVersion, *members) -> None:
+    """Publish these members alone."""
+    version.dispatcher.tables.table = ServingTable({one.name: ServedModel(one.name, {1: one}, one) for one in members})
+
+
 def cached(version: EnsembleVersion) -> ResponseCache:
     """Give an ensemble a response cache."""
     cache = ResponseCache(1 << 20)
     version.answers = CachedAnswers(cache, version.config, version.statistics, logging.getLogger("test"))
+    follow(version)
     return cache
 
 
@@ -361,8 +474,8 @@ def test_what_a_member_sees_decides_which_requests_are_equal(sees_requests, is_n
     if is_nested:
         inner, version = version, ensemble(steps=[EnsembleStep("inner", -1, {"X": "X"}, {"Y": "Y"})])
         served = {"a": ServedModel("a", {1: member}, member), "inner": ServedModel("inner", {1: inner}, inner)}
-        inner.properties = {}
         version.dispatcher.tables.table = inner.dispatcher.tables.table = ServingTable(served)
+        follow(inner)
     cached(version)
     data = np.array([1.0, 2.0], np.float32).tobytes()
     for parameters, identity in (({}, ""), ({"factor": 2}, ""), ({"factor": 3}, ""), ({"factor": 3}, "id"), ({}, "")):
@@ -372,14 +485,28 @@ def test_what_a_member_sees_decides_which_requests_are_equal(sees_requests, is_n
     assert len(member.requests) == (4 if sees_requests else 1)
 
 
+def test_an_inner_ensemble_keeps_its_answers_whoever_asks():
+    member = Member("a", plus(1))
+    inner = ensemble(member, steps=[step("a", "X", "Y")])
+    inner.name = "inner"
+    outer = ensemble(steps=[EnsembleStep("inner", -1, {"X": "X"}, {"Y": "Y"})])
+    inner.dispatcher.tables = outer.dispatcher.tables
+    serve(outer, inner, member)
+    cached(inner)
+    follow(outer)
+    for version in (inner, outer, inner):
+        assert ask(version, 1, 2).value() == [2.0, 3.0]
+    assert len(member.requests) == 1
+
+
 def test_an_answer_from_the_cache_loads_no_members():
-    version = ensemble(Member("a", plus(1)), steps=[step("a", "X", "Y")])
+    member = Member("a", plus(1))
+    member.is_cold = True
+    version = ensemble(member, steps=[step("a", "X", "Y")])
     cached(version)
-    brought = []
-    version.on_request = brought.append
     for _ in range(2):
         assert ask(version, 1, 2).value() == [2.0, 3.0]
-    assert brought == [version]
+    assert member.wanted == 1
 
 
 def test_an_answer_of_members_that_were_replaced_meanwhile_is_not_kept():
@@ -388,7 +515,8 @@ def test_an_answer_of_members_that_were_replaced_meanwhile_is_not_kept():
     cache = cached(version)
     data = np.array([1.0, 2.0], np.float32).tobytes()
     version.infer(InferRequest(HEAD, "", [data]), Exchange(before := Answer()))
-    version.dispatcher.tables.table = ServingTable(models={"a": ServedModel("a", {1: new}, new)})
+    serve(version, new)
+    follow(version)
     for runs in (1, 1):
         version.infer(InferRequest(HEAD, "", [data]), Exchange(after := Answer()))
         assert after.value() == [11.0, 12.0]
@@ -557,6 +685,7 @@ class Texts:
     """A member that answers with this many empty strings."""
 
     version = 1
+    sees_requests = is_cold = False
     properties: ClassVar[dict[str, str]] = {}
 
     def __init__(self, name: str, count: int) -> None:
@@ -703,10 +832,12 @@ def test_many_strings_between_members_are_counted_in_steps():
     version = EnsembleVersion(
         config, b"", 1, ModelStatistics(), Dispatcher(tables, begun.append), RequestMemory(64 * COUNTED_AT_ONCE)
     )
+    follow(version)
     answer = Answer()
     version.infer(
         InferRequest(RequestHead("e", "", (InputHead("X", "BYTES", (1,)),)), "", [bytes(4)]), Exchange(answer)
     )
+    serve(version)  # The request has its members.
     (counting,) = begun
     assert members[1].requests == []
     assert len(list(counting)) >= 8

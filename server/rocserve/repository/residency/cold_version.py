@@ -115,7 +115,7 @@ class ColdVersion(VersionFacts):
             loaded.continue_from(self._statistics)
         self._statistics = loaded
 
-    async def unload(self) -> None:
+    async def unload(self, at_once: bool = False) -> None:
         """Give the waiting requests to the version that is published now."""
         await self._residents.on_plane(self._hand_over)
 

@@ -17,11 +17,12 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import LARGE_RESPONSE, InferResponse, ResponseHead
 from rocserve.core.sequences import NO_SEQUENCE, SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTag
-from rocserve.core.serving import ServingTable
+from rocserve.core.serving import ServedVersion, ServingTable
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor, TensorHead, classify
 from rocserve.core.validation import reshape_dims
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
+from rocserve.scheduling.ensemble.members import EnsembleMembers
 
 
 class InflightLimit:
@@ -77,13 +78,18 @@ class EnsembleParts:
     """Outputs as members make them -> head of the ensemble's response."""
 
     def response(
-        self, request: InferRequest, tensors: Sequence[Tensor], sequence: SequenceTag
+        self,
+        request: InferRequest,
+        tensors: Sequence[Tensor],
+        sequence: SequenceTag,
+        members: EnsembleMembers,
+        steps: Sequence[ServedVersion],
     ) -> InferResponse | ServeError:
         """Return the response with these outputs, or an error if an output contradicts the configuration. `sequence`:
-        the one that the members' answers name."""
+        the one that the members' answers name. `members`, `steps`: as in EnsembleRun."""
         try:
             if request.plan.classifications:
-                classified = [self._classified(tensor, request) for tensor in tensors]
+                classified = [self._classified(tensor, request, members, steps) for tensor in tensors]
                 response = InferResponse.of(self.config.name, self.version, request.id, classified)
             else:
                 made = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
@@ -102,13 +108,16 @@ class EnsembleParts:
         head = ResponseHead(self.config.name, self.version, tuple(outputs))
         return self.heads.keep(tuple(made), head) if is_small else head
 
-    def _classified(self, tensor: Tensor, request: InferRequest) -> Tensor:
+    def _classified(
+        self, tensor: Tensor, request: InferRequest, members: EnsembleMembers, steps: Sequence[ServedVersion]
+    ) -> Tensor:
         name = tensor.name
         whole = Tensor(name, tensor.datatype, self._shape(name, tensor.shape), tensor.data)
         count = request.plan.classifications.get(name, 0)
         if not count:
             return whole
-        return classify(whole, count, _labels(self.config, name, self.dispatcher.table), self.config.max_batch_size > 0)
+        labels = _labels(self.config, name, members, steps, self.dispatcher.table)
+        return classify(whole, count, labels, self.config.max_batch_size > 0)
 
     def _shape(self, name: str, made: tuple[int, ...]) -> tuple[int, ...]:
         """Return an output's shape as the ensemble declares it. `made`: the member's."""
@@ -145,15 +154,25 @@ def _sequence_parameters(sequence: SequenceTag) -> Parameters:
 _NO_SEQUENCE = _sequence_parameters(NO_SEQUENCE)
 
 
-def _labels(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:
+def _labels(
+    config: ModelConfig,
+    output: str,
+    members: EnsembleMembers,
+    steps: Sequence[ServedVersion],
+    table: ServingTable,
+    depth: int = 0,
+) -> tuple[str, ...]:
     """Return an output's labels; without own labels, the labels of the member that makes the output."""
     own = next((entry.labels for entry in config.outputs if entry.name == output), ())
     # At most 32 levels of ensembles within ensembles.
     if own or depth > 32:
         return own
-    for step in config.ensemble_steps:
+    for index, step in enumerate(config.ensemble_steps):
         for member_output, tensor in step.output_map.items():
             if tensor == output:
-                member = find_member(step, table.models)
-                return () if member is None else _labels(member.config, member_output, table, depth + 1)
+                member = steps[index] if steps else find_member(step, table.models)
+                if member is None:
+                    return ()
+                of_member = members.steps.get(member, ())
+                return _labels(member.config, member_output, members, of_member, table, depth + 1)
     return ()

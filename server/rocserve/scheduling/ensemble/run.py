@@ -1,8 +1,8 @@
 """Runs one request to an ensemble: starts the members' steps as their tensors are made.
 
 As in Triton, a step runs when all tensors that it reads exist, independent steps run at the same time, and only steps
-that a wanted output needs run. A tensor is released after its last reader. Each request looks members up by name, so a
-member that was replaced serves the next request.
+that a wanted output needs run. A tensor is released after its last reader. All steps run on the members that were
+served when the request began (members.py).
 
 A decoupled member answers any number of times. Each answer opens an iteration: the steps after the member run once for
 each iteration, on its tensors. The ensemble answers once for each iteration, in their order.
@@ -11,7 +11,7 @@ each iteration, on its tensors. The ensemble answers once for each iteration, in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocserve.core.datatypes import DataType
@@ -24,18 +24,15 @@ from rocserve.core.request_memory import Holding
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import Answer, InferResponse
-from rocserve.core.sequences import (
-    NO_SEQUENCE,
-    SEQUENCE_PARAMETERS,
-    SequenceTag,
-    take_sequence,
-)
+from rocserve.core.sequences import NO_SEQUENCE, SEQUENCE_PARAMETERS, SequenceTag, take_sequence
+from rocserve.core.serving import ServedVersion
 from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.core.timing import RequestTiming
 from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied
 from rocserve.scheduling.ensemble.graph import EnsemblePlan
+from rocserve.scheduling.ensemble.members import EnsembleMembers
 from rocserve.scheduling.ensemble.parts import EnsembleParts
 from rocserve.scheduling.ensemble.step_tensors import may_be_kept, placed, stays
 from rocserve.scheduling.scheduler import cancelled
@@ -58,6 +55,8 @@ class StepRequest:
     is_batched: bool
     """Each element of a References output is a row."""
     sequence: SequenceTag | None
+    member: ServedVersion | None
+    """The version on which the step runs; None = the one that the request names."""
     slot: object = None
     """The slot of the last answer with References."""
     is_decoupled: bool = False
@@ -134,14 +133,19 @@ class EnsembleRun:
         request: InferRequest,
         exchange: Exchange,
         started_ns: int,
-        on_end: Callable[[], None],
+        members: EnsembleMembers,
+        steps: Sequence[ServedVersion],
+        on_end: Callable[[EnsembleMembers], None],
     ) -> None:
+        """`steps`: the members that the ensemble's own steps run; empty = each step finds its member by name."""
         self.parts = parts
         self._config = parts.config
         self._request = request
         self._plan = plan = request.plan
         self._exchange = exchange
         self._started_ns = self._begun_ns = started_ns
+        self._members = members
+        self._step_versions = steps
         self._on_end = on_end
         self._graph: EnsemblePlan = parts.graph.plan(plan.outputs)
         self._tensors: dict[_Place, _HeldTensor] = {}
@@ -179,7 +183,7 @@ class EnsembleRun:
     def dispatch(self, step: StepRequest) -> None:
         request = step.request
         del step.request
-        dispatch_caused(self.parts.dispatcher, request, step, self._request.trace)
+        dispatch_caused(self.parts.dispatcher, request, step, self._request.trace, step.member)
 
     def step_answered(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """Take a member's answer. Tensors stay in the worker's memory if it has room, else they are copied."""
@@ -302,7 +306,7 @@ class EnsembleRun:
     def _step_request(self, index: int, iteration: int) -> StepRequest:
         """Make the request to a step's member, and release the tensors of which it is the last reader."""
         step, planned = self._config.ensemble_steps[index], self._graph.steps[index]
-        served = self.parts.dispatcher.table.find(planned.member, planned.version)
+        served, is_kept = self._member(index), bool(self._step_versions)
         member, device = served.config, device_of(served)
         sequence = self._request.sequence
         inputs: list[TensorHead] = []
@@ -338,6 +342,7 @@ class EnsembleRun:
             sequence=sequence,
             data_owner=(self._request.data_owner, slots) if slots else self._request.data_owner,
             caller=self._request.caller,
+            members=self._members if is_kept else None,
         )
         if self._request.timing is not None:
             request.timing = self._request.timing.begin_step(step.model_name)
@@ -351,19 +356,27 @@ class EnsembleRun:
             reference_outputs,
             is_batched=member.max_batch_size > 0,
             sequence=request.sequence,
+            member=served if is_kept else None,
             timing=request.timing,
         )
 
+    def _member(self, index: int) -> ServedVersion:
+        """Return the version that a step runs now. Raises ServeError if there is none."""
+        if self._step_versions and not (kept := self._step_versions[index]).is_cold:
+            return kept
+        planned = self._graph.steps[index]
+        return self.parts.dispatcher.table.find(planned.member, planned.version)
+
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
         """Return the outputs of a step that only members on the same GPU read."""
-        find, steps = self.parts.dispatcher.table.find, self._graph.steps
+        steps = self._graph.steps
         possible = referable_outputs(member)
         staying: set[str] = set()
         for output, tensor in steps[index].wanted.items():
-            readers = [steps[reader] for reader in self._graph.readers.get(tensor, ())]
+            readers = self._graph.readers.get(tensor, ())
             if output not in possible or tensor in self._plan.outputs or not readers:
                 continue
-            if all(device_of(find(one.member, one.version)) == device for one in readers):
+            if all(device_of(self._member(reader)) == device for reader in readers):
                 staying.add(output)
         return frozenset(staying)
 
@@ -389,7 +402,7 @@ class EnsembleRun:
         counted_bytes = sum([self._release((name, iteration)) for name in wanted])
         given = [entry.tensor for entry in held.values() if entry.tensor is not None]
         sequence = next(iter(held.values())).sequence or NO_SEQUENCE
-        answer = self.parts.response(self._request, given, sequence)
+        answer = self.parts.response(self._request, given, sequence, self._members, self._step_versions)
         if isinstance(answer, ServeError):
             return answer
         # The answer may contain the request's own inputs.
@@ -455,4 +468,4 @@ class EnsembleRun:
             )
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
-        self._on_end()
+        self._on_end(self._members)

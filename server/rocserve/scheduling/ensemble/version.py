@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rocserve.core.dispatch import Dispatcher
@@ -13,10 +12,11 @@ from rocserve.core.exchange import RUNNING, Exchange
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest
-from rocserve.core.serving import ServedVersion
+from rocserve.core.serving import ServedModel, ServedVersion
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
+from rocserve.scheduling.ensemble.members import EnsembleMembers
 from rocserve.scheduling.ensemble.parts import EnsembleParts, InflightLimit
 from rocserve.scheduling.ensemble.run import EnsembleRun
 from rocserve.scheduling.response_cache import CachedAnswers
@@ -31,7 +31,6 @@ class EnsembleVersion:
     version: int
     statistics: ModelStatistics
     dispatcher: Dispatcher
-    """The ensemble uses a copy, because it may hold a table."""
     memory: RequestMemory
     """Counts members' answers, like all answers, until the ensemble has answered."""
     answers: CachedAnswers | None = None
@@ -40,7 +39,6 @@ class EnsembleVersion:
     def __post_init__(self) -> None:
         config = self.config
         self.name = config.name
-        self.dispatcher = replace(self.dispatcher)
         limit = config.ensemble_max_inflight_requests
         self._parts = EnsembleParts(
             config,
@@ -53,16 +51,16 @@ class EnsembleVersion:
             {output.name: output for output in config.outputs},
         )
         self._validator = RequestValidator(config)
-        self.on_request: Callable[[EnsembleVersion], None] | None = None
-        """Called before each request is run, because members may have to be loaded."""
+        self.members = EnsembleMembers({}, ())
+        """The members of new requests; at first the steps find theirs by name."""
         self._running = 0
         self._on_drained: list[Callable[[], None]] = []
         """To be called when no request runs."""
 
     @property
     def sees_requests(self) -> bool:
-        members = (reference() for reference in self._members())
-        return any(member.sees_requests for member in members if member is not None and not member.config.is_ensemble)
+        _, sees_requests = self.members.below(self)
+        return sees_requests
 
     def infer(self, request: InferRequest, exchange: Exchange) -> None:
         started_ns = time.monotonic_ns()
@@ -74,40 +72,42 @@ class EnsembleVersion:
             self.statistics.note_failure(error.text)
             exchange.send(error)
             return
+        members = self.members
+        if isinstance(request.members, EnsembleMembers) and self in request.members.steps:
+            members = request.members
+        members.begin()
         self._running += 1
         if request.trace is not None:
             request.trace.note("QUEUE_START", started_ns)
         # The answer to a request of a sequence depends on earlier ones.
         if self.answers is not None and not self.config.decoupled and request.sequence is None:
-            self.answers.set_members(self._members())
-            cached = self.answers.look_up(request, exchange, self.sees_requests)
+            below, sees_requests = members.below(self)
+            self.answers.set_members(below)
+            cached = self.answers.look_up(request, exchange, sees_requests)
             if cached is not None:
                 exchange.send(cached)
-                self._run_ended()
+                self._run_ended(members)
                 return
-        if self.on_request is not None:
-            self.on_request(self)
+        for member in members.cold:
+            member.want()
         exchange.enter(RUNNING)
-        EnsembleRun(self._parts, request, exchange, started_ns, self._run_ended).start()
+        steps = members.steps.get(self, ())
+        EnsembleRun(self._parts, request, exchange, started_ns, members, steps, self._run_ended).start()
 
-    def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
-        """Return the versions that the steps would run now, and the members of ensembles among them."""
-        table = self.dispatcher.table
-        if (known := table.members.get(self)) is not None:
-            return known
-        found: dict[ServedVersion, None] = {}
-        waiting = [self.config]
-        while waiting:
-            for step in waiting.pop().ensemble_steps:
-                member = find_member(step, table.models)
-                if member is not None and member not in found:
-                    found[member] = None
-                    waiting.append(member.config)
-        return table.members.keep(self, tuple(map(weakref.ref, found)))
-
-    def members(self) -> Iterable[ServedVersion]:
-        """Return the versions that the steps, and the steps of ensembles among them, would run now."""
-        return [member for reference in self._members() if (member := reference()) is not None]
+    def find_members(self, served: Mapping[str, ServedModel]) -> EnsembleMembers:
+        """Return the members among the served models, which the ensemble fits."""
+        own: list[ServedVersion] = []
+        for step in self.config.ensemble_steps:
+            found = find_member(step, served)
+            assert found is not None, "the ensemble fits its members"
+            own.append(found)
+        steps: dict[object, Sequence[ServedVersion]] = {self: own}
+        versions = dict.fromkeys(own)
+        for member in own:
+            if isinstance(member, EnsembleVersion):
+                steps.update(member.members.steps)
+                versions.update(dict.fromkeys(member.members.versions))
+        return EnsembleMembers(steps, versions)
 
     def reconfigure(self, config: ModelConfig, config_message: bytes) -> None:
         """Serve later requests with another configuration of the same steps and tensors. From any thread."""
@@ -120,7 +120,8 @@ class EnsembleVersion:
         self._on_drained.append(drained)
         self._report_drained()
 
-    def _run_ended(self) -> None:
+    def _run_ended(self, members: EnsembleMembers) -> None:
+        members.end()
         self._running -= 1
         self._report_drained()
 
