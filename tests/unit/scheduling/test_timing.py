@@ -8,6 +8,7 @@ import logging
 import numpy as np
 import pytest
 from support.dispatching import dispatcher_of
+from support.ensembles import Member, ensemble, step
 from support.hand_loop import HandLoop
 
 from rocserve.core.dispatch import begin_timing
@@ -21,7 +22,6 @@ from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 
 from .conftest import Bench
-from .test_ensemble import Member, ensemble, step
 from .test_in_flight_requests import Model, value
 
 MS = 1_000_000
