@@ -94,7 +94,9 @@ def print_way_to_first_model(
     is_explicit = settings.control_mode is ControlMode.EXPLICIT
     if settings.single is not None or any(row.state for row in rows) or (rows and not is_explicit):
         return
-    place = f"{settings.roots[0]}/NAME/1/" if settings.roots and not settings.remotes else "NAME/1/ of the repository"
+    # The first of `roots` may hold a remote repository's copy.
+    first = settings.remotes[0].url if settings.remotes else settings.roots[0] if settings.roots else ""
+    place = f"{first}/NAME/1/" if first else "NAME/1/ of the repository"
     drop = f"put one into {place}, for example as model.onnx"
     if not rows:
         then = {

@@ -252,6 +252,7 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
 
 
 CLOCK = b"<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message></Error>"
+NO_BUCKET = b"<Error><Code>NoSuchBucket</Code><Message>There is none.</Message></Error>"
 
 
 @pytest.mark.parametrize(
@@ -260,8 +261,9 @@ CLOCK = b"<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message><
         # Longer than a request may take without data.
         ("slow", {"seconds": 60.0}, "the server will retry"),
         ("clock", {"bodies": CLOCK, "status": 403}, "set this machine's clock"),
+        ("bucket", {"bodies": NO_BUCKET, "status": 404}, "NoSuchBucket; check the URL's bucket"),
     ],
-    ids=["slow", "clock"],
+    ids=["slow", "clock", "bucket"],
 )
 def test_a_store_that_fails_costs_no_request_and_the_index_says_why(
     polled: tuple[Elsewhere, RocserveProcess], name: str, faults: dict[str, Any], text: str

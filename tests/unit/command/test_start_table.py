@@ -9,6 +9,7 @@ import pytest
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.core.remote_places import parse_remote
 from rocserve.core.serving import IndexEntry, ServingTable
 from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import ControlMode
@@ -105,6 +106,13 @@ def test_a_start_without_models_says_how_to_get_one(mode: ControlMode, rows: lis
     print_way_to_first_model(rows, settings, "here:8000", file)
     assert text in file.getvalue()
     assert bool(text) == bool(file.getvalue())
+
+
+def test_a_start_on_an_empty_bucket_names_its_url() -> None:
+    file = io.StringIO()
+    remotes = (parse_remote("s3://bucket/modles"),)
+    print_way_to_first_model([], RepositorySettings(roots=(Path("copy"),), remotes=remotes), "here:8000", file)
+    assert "put one into s3://bucket/modles/NAME/1/, for example" in file.getvalue()
 
 
 PHOTO = (InputConfig("ENCODED", DataType.BYTES, (1,)),)

@@ -145,7 +145,12 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(
             r"(Error|code:) 40[13]\b", words
         )
-        advice = f"check {_ADVICE[place.kind]}, and its rights to list and read" if denied else "the server will retry"
+        advice = "the server will retry"
+        if denied:
+            advice = f"check {_ADVICE[place.kind]}, and its rights to list and read"
+        elif re.search(r"404 Not Found|(Error|code:) 404\b", words):
+            # Stores list a prefix without objects, but no bucket that does not exist.
+            advice = "check the URL's bucket, which the store does not have"
         if "RequestTimeTooSkewed" in words:
             # S3 refuses requests whose signing time differs too much from its clock.
             advice = "set this machine's clock, or the store's"
