@@ -31,6 +31,9 @@ def test_a_page_without_models_says_how_to_add_one(page: Any, server: RocservePr
 def test_states_change_as_they_do(page: Any, server: RocserveProcess, models: Path) -> None:
     visit(page, server)
     row(page, "digits").locator(".badge.ready").wait_for()
+    engine = row(page, "digits_classifier").locator("td", has_text="onnxruntime · cpu")
+    lines = "cell => { const all = new Range(); all.selectNodeContents(cell); return all.getClientRects().length; }"
+    assert engine.evaluate(lines) == 1, "the engine fits into one line"
     drop(models, "fresh", add_constant(1.0))
     row(page, "fresh").locator(".badge.ready").wait_for()
     drop(models, "broken", b"this is no model")

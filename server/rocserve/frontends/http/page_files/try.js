@@ -41,8 +41,12 @@ function template(metadata, config) {
     const data = count(sizes) <= SHOWN_ELEMENTS ? Array(count(sizes)).fill(element) : [];
     return { name, datatype, shape: sizes, data };
   });
-  return JSON.stringify({ inputs, outputs: labelledOutputs(metadata, config) }, null, 1);
+  return withShortLists(JSON.stringify({ inputs, outputs: labelledOutputs(metadata, config) }, null, 1));
 }
+
+/** Writes each list of numbers and empty texts in one line. Only JSON's own line breaks are "\n" in the text. */
+const withShortLists = (json) => json.replace(/\[\n(?:[^[\]{}"]|"")*\]/g,
+  (list) => list.replace(/,\n\s*/g, ", ").replace(/\n\s*/g, ""));
 
 /** Names that inputs of texts and of pictures have; an input of another name may take either, and a text is offered first. */
 const TEXT_NAME = /text|prompt|question|query|sentence|document|passage|message|^input_ids$/i;
