@@ -12,6 +12,7 @@ from rocserve.config.sequence_validation import sequence_tensor_names
 from rocserve.config.signature_checks import batch_input_targets, tensor_fits
 from rocserve.core.errors import invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
+from rocserve.core.validation import format_shape
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 
@@ -59,7 +60,8 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
         if message.max_batch_size != 0:
             raise invalid_argument(
                 f"autofill failed for model '{message.name}': model does not support batching while non-zero"
-                " max_batch_size is specified"
+                f" max_batch_size is specified; its inputs are {_shapes(signature)}: write max_batch_size: 0, or"
+                " export it with an open first dimension"
             )
     else:
         is_open = message.max_batch_size == 0 and not message.HasField("max_batch_size")
@@ -80,6 +82,10 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
             message.dynamic_batching.SetInParent()
     _fill_tensors(message, signature)
     return notes
+
+
+def _shapes(signature: Signature) -> str:
+    return ", ".join(f"{spec.name} {format_shape(spec.shape)}" for spec in signature.inputs)
 
 
 def fill_from_model(message: ModelConfig, signature: Signature) -> None:

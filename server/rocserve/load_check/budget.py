@@ -42,7 +42,7 @@ class Trials:
         self._rows = 0
         self.last_seconds = 0.0
         self.refusal = ""
-        """The text of the engine's most recent refusal of an input."""
+        """The first line of the engine's most recent refusal of an input."""
 
     def run(self, feed: Feed, rows: int = 1) -> Feed | None:
         """Run; None = the engine refuses this input. Raises OutOfTime if the run would probably last too long."""
@@ -55,7 +55,7 @@ class Trials:
             outputs = self._run(feed)
         except Exception as error:
             # Each engine raises its own types.
-            self.refusal = str(error)
+            self.refusal = str(error).partition("\n")[0]
             return None
         self.last_seconds = self._budget.clock() - started
         self.fastest_row = min(self.fastest_row, self.last_seconds / rows)

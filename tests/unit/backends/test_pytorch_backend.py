@@ -475,6 +475,18 @@ def test_torchscript_needs_a_configuration_of_its_inputs(saved: SourceMaker) -> 
         "the file of model 'model' has no datatypes and shapes of its inputs: give each input's name,"
         " data_type and dims in config.pbtxt; missing: left or INPUT__0"
     )
+    other = saved("in_place", inputs=[InputConfig("x", FP32, (4,))])
+    assert refusal(other).endswith("in config.pbtxt; missing: right or INPUT__1; it has 'x'")
+
+
+def test_the_cause_of_a_failure_of_torchscript_is_its_first_line(saved: SourceMaker) -> None:
+    wide = [InputConfig("x", FP32, (5,))], [OutputConfig("OUTPUT__0", FP32, (-1,))]
+    model = load(saved("traced", inputs=wide[0], outputs=wide[1], max_batch_size=8))
+    with pytest.raises(ServeError) as raised:
+        run(model, {"x": np.ones((1, 5), np.float32)})
+    cause, *traceback = raised.value.text.splitlines()
+    assert cause == "PyTorch: RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x5 and 4x8)"
+    assert "Traceback of TorchScript, serialized code (most recent call last):" in traceback
 
 
 @pytest.mark.parametrize("name", ["weights", "pickled", "old"])

@@ -92,7 +92,8 @@ def test_batch_size_on_a_model_that_cannot_batch(read: Read, single: Signature) 
         complete_definition(read('backend: "onnxruntime" max_batch_size: 8'), single)
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
     assert raised.value.text == (
-        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified"
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified;"
+        " its inputs are x [1,4]: write max_batch_size: 0, or export it with an open first dimension"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,7 +108,7 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
         else:
             raise invalid_argument(
                 f"the file of model '{config.name}' has no datatypes and shapes of its inputs: give each input's name,"
-                f" data_type and dims in config.pbtxt; missing: {' or '.join(tensor.names)}"
+                f" data_type and dims in config.pbtxt; missing: {' or '.join(tensor.names)}{_other_names(declared)}"
             )
         inputs.append(spec)
         requested.append(spec if own is None or len(own) != len(spec.shape) else replace(spec, shape=own))
@@ -151,6 +151,12 @@ def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_
     for name, index in zip(configured, indices, strict=True):
         names[index] = name
     return names
+
+
+def _other_names(declared: Iterable[str]) -> str:
+    """Return the part of an error text with the names that the configuration has instead."""
+    names = ", ".join(f"'{name}'" for name in declared)
+    return f"; it has {names}" if names else ""
 
 
 def _spec(name: str, tensor: ProgramTensor) -> TensorSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -56,6 +57,12 @@ def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]
     largest = config.max_batch_size or min(most, signature.max_batch_size or most)
     text = config.parameters.get("batch_sizes", "").strip()
     return parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
+
+
+def _cause_first(text: str) -> str:
+    """Return the text of an error with its cause before TorchScript's traceback, which ends with the cause."""
+    causes = re.findall(r"^\w+(?:Error|Exception)\b.*", text, re.MULTILINE) if "TorchScript" in text else []
+    return f"{causes[-1]}\n{text}" if causes else text
 
 
 def _free_gpu_cache() -> None:
@@ -408,7 +415,7 @@ class TorchModel:
             self._exit_if_gpu_is_lost(error)
             # The CPU allocator's error has no separate class.
             is_memory = "can't allocate memory" in str(error)
-            raise (unavailable if is_memory else internal)(f"PyTorch: {error}") from None
+            raise (unavailable if is_memory else internal)(f"PyTorch: {_cause_first(str(error))}") from None
         finally:
             if self._options.cleans_cache:
                 _free_gpu_cache()
