@@ -87,16 +87,20 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
     for name in () if message.default_model_filename else folder.places[0].visible:
         if name == "saved_model.pb" or name.endswith(".savedmodel"):
             raise _saved_model_refused(message, folder, name)
-    advice = ""
-    if re.search(r"\.(pth|safetensors|bin)\b", where):
-        advice = (
-            "; such files hold weights without the network: write it as a program with"
-            " torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2'), or write a model.py that loads"
-            " it"
-        )
+    advice = advice_on_weights(where)
     if not message.default_model_filename:
         advice = advice or _renaming(folder.places[0], registry)
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
+
+
+def advice_on_weights(names: str) -> str:
+    """Return the end of an error text about files with these names; "" = none of them holds only weights."""
+    if not re.search(r"\.(pth|safetensors|bin)\b", names):
+        return ""
+    return (
+        "; such files hold weights without the network: write it as a program with"
+        " torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2'), or write a model.py that loads it"
+    )
 
 
 def _renaming(place: Listing, registry: BackendRegistry) -> str:

@@ -473,10 +473,11 @@ def test_an_output_that_no_answer_can_hold(saved: SourceMaker) -> None:
 def test_torchscript_needs_a_configuration_of_its_inputs(saved: SourceMaker) -> None:
     assert refusal(saved("in_place")) == (
         "the file of model 'model' has no datatypes and shapes of its inputs: give each input's name,"
-        " data_type and dims in config.pbtxt; missing: left or INPUT__0"
+        ' data_type and dims in config.pbtxt, as in input { name: "left" data_type: TYPE_FP32 dims: [ 8 ] };'
+        " missing: left or INPUT__0"
     )
     other = saved("in_place", inputs=[InputConfig("x", FP32, (4,))])
-    assert refusal(other).endswith("in config.pbtxt; missing: right or INPUT__1; it has 'x'")
+    assert refusal(other).endswith("dims: [ 8 ] }; missing: right or INPUT__1; it has 'x'")
 
 
 def test_the_cause_of_a_failure_of_torchscript_is_its_first_line(saved: SourceMaker) -> None:

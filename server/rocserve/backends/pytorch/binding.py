@@ -108,7 +108,8 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
         else:
             raise invalid_argument(
                 f"the file of model '{config.name}' has no datatypes and shapes of its inputs: give each input's name,"
-                f" data_type and dims in config.pbtxt; missing: {' or '.join(tensor.names)}{_other_names(declared)}"
+                f' data_type and dims in config.pbtxt, as in input {{ name: "{tensor.names[0]}" data_type: TYPE_FP32'
+                f" dims: [ 8 ] }}; missing: {' or '.join(tensor.names)}{_other_names(declared)}"
             )
         inputs.append(spec)
         requested.append(spec if own is None or len(own) != len(spec.shape) else replace(spec, shape=own))
