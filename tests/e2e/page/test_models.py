@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+import pytest
 from support.browser import NEEDS_CHROMIUM, WIDTHS, row, visit
 from support.http_requests import ask
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
@@ -46,6 +47,16 @@ def test_states_change_as_they_do(page: Any, server: RocserveProcess, models: Pa
     shutil.rmtree(models / "fresh")
     row(page, "fresh").locator(".badge.unavailable").wait_for()
     shutil.rmtree(models / "broken")
+
+
+@pytest.mark.parametrize("width", [320, 950, 1200, 1201])
+def test_a_name_has_room_in_windows_of_all_widths(page: Any, server: RocserveProcess, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    visit(page, server)
+    name = row(page, "digits_classifier").locator("a")
+    name.wait_for()
+    assert name.evaluate("link => link.getClientRects().length") == 1
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_a_repository_of_one_has_no_name(server: RocserveProcess) -> None:
