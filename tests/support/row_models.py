@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from support.load_check import model, normal
 
@@ -19,6 +20,32 @@ def _tree(threshold: float) -> onnx.ModelProto:
             nodes_values = [%s, 0.0, 0.0], nodes_truenodeids = [1, 0, 0], nodes_falsenodeids = [2, 0, 0],
             target_ids = [0, 0], target_nodeids = [1, 2], target_treeids = [0, 0], target_weights = [1.0, 7.0]>(x) }"""
     return model(text % threshold)
+
+
+def _by_rows(condition: str, number: int) -> onnx.ModelProto:
+    """Change the sign where a condition holds for the number of rows n and the constant k."""
+    text = """g (float[N, 4] x) => (float[N, 4] y) {
+        s = Shape(x) n = Gather(s, zero) %s q = Neg(x) y = Where(c, q, x) }"""
+    return model(text % condition, zero=np.array(0), k=np.array(number))
+
+
+def _dynamic_function() -> onnx.ModelProto:
+    """Quantise in a function of the model; saturated outputs hide the scale."""
+    made = model(
+        "g (float[N, 4] x) => (float[N, 3] y) { d = Identity(x) m = MatMul(d, w) y = Clip(m, low, high) }",
+        w=normal(4, 3),
+        low=np.array(-0.001, np.float32),
+        high=np.array(0.001, np.float32),
+    )
+    made.graph.node[0].op_type, made.graph.node[0].domain = "Rounded", "own"
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["a"], ["q", "s", "z"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["b"]),
+    ]
+    versions = [helper.make_opsetid("", 17)]
+    made.functions.append(helper.make_function("own", "Rounded", ["a"], ["b"], nodes, versions))
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    return made
 
 
 INDEPENDENT: Mapping[str, Make] = {
@@ -411,6 +438,62 @@ DEPENDENT: Mapping[str, Make] = {
         """g (float[N, 4] x) => (float[N, 4] y) {
             c = Less(x, limit) m = ReduceMean<axes = [0]>(x) y = Where(c, m, x) }""",
         limit=np.array(-5, np.float32),
+    ),
+    "another sign with NaN in any row": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            c = IsNaN(x) i = Cast<to = 7>(c) m = ReduceMax<keepdims = 0>(i) b = Cast<to = 9>(m) w = Where(c, zero, x)
+            n = Neg(w) y = Where(b, n, w) }""",
+        zero=np.array(0, np.float32),
+    ),
+    "another sign with infinity in any row": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            c = IsInf(x) i = Cast<to = 7>(c) m = ReduceMax<keepdims = 0>(i) b = Cast<to = 9>(m)
+            w = Clip(x, low, high) n = Neg(w) y = Where(b, n, w) }""",
+        low=np.array(-5, np.float32),
+        high=np.array(5, np.float32),
+    ),
+    "another sign with four rows": lambda: _by_rows("c = Equal(n, k)", 4),
+    "another sign with two rows": lambda: _by_rows("c = Equal(n, k)", 2),
+    "another sign with a number of rows that five divides": lambda: _by_rows("m = Mod(n, k) c = Equal(m, zero)", 5),
+    "another sign with 21 to 29 rows": lambda: _by_rows(
+        "a = Add(k, k) b = Add(a, k) l = Less(n, b) h = Greater(n, a) c = And(l, h)", 10
+    ),
+    "a row far behind, at the largest lag of a usual batch": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            t = Transpose<perm = [1, 0]>(x) u = Unsqueeze(t, zero)
+            c = Conv<kernel_shape = [2], dilations = [62], pads = [62, 0]>(u, w)
+            s = Squeeze(c, zero) y = Transpose<perm = [1, 0]>(s) }""",
+        zero=np.array([0]),
+        w=normal(4, 4, 2),
+    ),
+    "another sign with a text in any row": lambda: model(
+        """g (string[N] t, float[N, 4] x) => (float[N, 4] y) {
+            c = Equal(t, known) i = Cast<to = 7>(c) m = ReduceMax<keepdims = 0>(i) b = Cast<to = 9>(m)
+            n = Neg(x) y = Where(b, n, x) }""",
+        opset=19,
+        known=np.array("<end of text>", object),
+    ),
+    "rows without a text left out": lambda: model(
+        "g (string[N] x) => (string[M] y) { c = Equal(x, none) k = Not(c) y = Compress<axis = 0>(x, k) }",
+        opset=19,
+        none=np.array("", object),
+    ),
+    "scale of the whole batch within a function": _dynamic_function,
+    "another value with a byte of 255": lambda: model(
+        """g (uint8[N, 8] x) => (int32[N, 8] y) {
+            i = Cast<to = 6>(x) m = ReduceMax<keepdims = 0>(i) c = Equal(m, most) s = Cast<to = 6>(c)
+            y = Sub(i, s) }""",
+        most=np.array(255, np.int32),
+    ),
+    "another value with an integer below 0 in any row": lambda: model(
+        """g (int32[N, 8] x) => (float[N, 8] y) {
+            f = Cast<to = 1>(x) m = ReduceMin<keepdims = 0>(f) c = Less(m, zero) s = Cast<to = 1>(c) y = Sub(f, s) }""",
+        zero=np.array(0, np.float32),
+    ),
+    "another sign unless all flags are set": lambda: model(
+        """g (float[N, 4] x, bool[N, 8] flags) => (float[N, 4] y) {
+            i = Cast<to = 7>(flags) m = ReduceMin<keepdims = 0>(i) c = Cast<to = 9>(m) n = Neg(x)
+            y = Where(c, n, x) }"""
     ),
 }
 

@@ -32,6 +32,8 @@ class GraphFacts:
     """Inner tensors from which labels and indices are chosen. The rows check sees more if they are outputs, too."""
     thresholds: tuple[float, ...] = ()
     """Constants that choose the model's branch: If and Where compare a number of the batch with them."""
+    texts: tuple[str, ...] = ()
+    """Constants that the model compares texts with."""
     narrowed: Mapping[str, str] = field(default_factory=dict)
     """Output of integers that cannot hold every float -> the tensor that a Cast makes them from."""
 

@@ -144,10 +144,9 @@ def _widened(
         if given.kind not in "iu" or given.is_mask or given.name in recipe.ends:
             continue
         # The table of these integers is not known; the largest end is below the vocabulary of BERT.
-        for end in (2, 5, 20, 60, 250, 1000, 8000, 30000):
+        ends = (2, 5, 20, 60, 250, 1000, 8000, 30000)
+        for end in dict.fromkeys(min(end, largest_integer(given.datatype) + 1) for end in ends):
             wider = replace(recipe, ends={**recipe.ends, given.name: end})
-            if end - 1 > largest_integer(given.datatype):
-                break
             outputs = run(maker.row(wider, "a", has_largest=True))
             is_slow = trials.last_seconds > 0.1 + 5 * trials.seconds_per_row
             if outputs is None or is_slow or sum(values.size for values in outputs.values()) > most:

@@ -58,6 +58,7 @@ class InputMaker:
         self._are_requests = are_requests
         self.levels = facts.levels
         self._thresholds = facts.thresholds
+        self._texts = facts.texts
         self._words = facts.words or ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
         self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
         """Input -> exclusive end of its values, if the model defines it."""
@@ -160,6 +161,19 @@ class InputMaker:
             if values.dtype.kind in "iuO" and values.size > 1:
                 values.flat[-1] = other[name].flat[-1]
         return result
+
+    def minus_one(self, row: Feed) -> dict[str, Array]:
+        """Return the row with -1 in the integers that may have any value: in many models it means "nothing"."""
+        free = [one.name for one in self._free_integers() if one.kind == "i" and one.name not in self.ends]
+        return {**row, **{name: np.full_like(row[name], -1) for name in free}}
+
+    def known_texts(self, row: Feed) -> Mapping[str, dict[str, Array]]:
+        """Return rows of the texts that the model compares something with, and of the empty text, by kind."""
+        names = [one.name for one in self.inputs if one.kind == "O" and one.has_rows]
+        return {
+            f"text {text!r}": {**row, **{name: np.full_like(row[name], text) for name in names}}
+            for text in (("", *self._texts) if names else ())
+        }
 
     def _random(self, name: str, tensor: str) -> np.random.Generator:
         return np.random.default_rng([self._seed, zlib.crc32(name.encode()), zlib.crc32(tensor.encode())])

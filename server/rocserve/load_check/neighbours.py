@@ -14,11 +14,14 @@ from rocserve.load_check.tensors import Array, Feed
 
 _LARGE, _LARGEST, _LARGE_HALF = 1e3, 1e5, 30.0
 """Factors of large values: some engines refuse the largest, and squares overflow soon in half precision."""
-_FAR = 16
+_FAR, _FARTHEST = 16, 62
 """Neighbours between two rows, for models that look farther than the next row: dilated convolutions along the rows. The
-batch has an even number of rows; those of one or three rows do not show dependences on an even number."""
+batch has an even number of rows; those of one or three rows do not show dependences on an even number. The farthest
+rows are the first and the last one of a batch that is as large as servers usually make it."""
 _OUTLIER, _OUTLIER_STEP = 30.0, 64
 """One value in 64 is 30 times larger; more of them would not be outliers."""
+_FARTHEST = 62
+"""Neighbours between the first and the last row of a batch as large as servers usually make them."""
 _USUAL, _QUIET, _NEAR, _ZEROS = "a usual row", "quiet", "near", "zeros"
 MANY_ROWS = 25
 """Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
@@ -64,6 +67,10 @@ def groups(
         if _differ(quiet := maker.quiet(b), b):
             loud = maker.highest(recipe, _large(d, _LARGE))
             yield Group([quiet, maker.zeros(a)], 1, {_QUIET: maker.quiet(c), "large, beside quiet ones": loud})
+        if _differ(highest := maker.highest(recipe, a), a):
+            low = {**maker.quiet(d), **_shared(maker, a)}
+            beside = {"the largest": maker.highest(recipe, c), "small, beside the largest": low}
+            yield Group([highest, maker.highest(recipe, b)], 1, beside)
     kept = [a, b] if most_rows > 2 else [a]
     hidden_rows = [hidden for row in (*kept, c) if (hidden := maker.hidden(recipe, row)) is not None]
     if hidden_rows:
@@ -73,8 +80,9 @@ def groups(
     for kind, factor in outliers.items() if has_floats(a) and most_rows > 2 else ():
         outlying = [_with_outliers(a, factor), *kept[1:]]
         yield Group(outlying, 1, {_USUAL: c, f"large, beside {kind}": _large(d, _LARGEST)})
-    if most_rows >= _FAR + 2:
-        yield Group([a, b], 1, {_USUAL: c, f"{_FAR} others": d}, copies=_FAR)
+    for copies in (_FAR, _FARTHEST):
+        if most_rows >= copies + 2:
+            yield Group([a, b], 1, {_USUAL: c, f"{copies} others": d}, copies=copies)
     if says_little and most_rows >= MANY_ROWS:
         many = [maker.row(recipe, str(number)) for number in range(MANY_ROWS - 1)]
         yield Group(many, 1, {_USUAL: c, "large, among many": _large(d, _LARGE)})
@@ -120,6 +128,8 @@ def _neighbours(maker: InputMaker, recipe: Recipe, a: Feed, d: Feed) -> Mapping[
     if (hidden := maker.hidden(recipe, d)) is not None:
         result["half hidden"] = hidden
     result |= maker.beyond_thresholds(recipe, d)
+    # These values are what a model may look for in all rows, and not what it computes with.
+    result |= {"NaN and infinity": _without_numbers(d), "minus one": maker.minus_one(d), **maker.known_texts(d)}
     rows = {kind: {**row, **_shared(maker, d)} for kind, row in result.items()}
     return {kind: row for kind, row in rows.items() if _differ(row, d)}
 
@@ -131,6 +141,15 @@ def _with_outliers(row: Feed, factor: float) -> dict[str, Array]:
         return result
 
     return changed_floats(row, change)
+
+
+def _without_numbers(row: Feed) -> dict[str, Array]:
+    def change(values: Array) -> Array:
+        result = np.full_like(values, math.nan)
+        result.flat[1::2] = math.inf
+        return result
+
+    return {name: change(values) if values.dtype.kind == "f" else values for name, values in row.items()}
 
 
 def _large(row: Feed, factor: float) -> dict[str, Array]:

@@ -51,11 +51,12 @@ def _facts(graph: OnnxGraph) -> GraphFacts:
         tables=tuple(sorted(set(_tables(graph)))),
         words=_words(graph),
         couples_rows=next(_couplings(graph), ""),
-        is_random=next((node.op_type for node in graph.nodes if _is_random(node, graph)), ""),
+        is_random=next((node.op_type for node in (*graph.nodes, *graph.function_nodes) if _is_random(node, graph)), ""),
         precision=_precision(graph),
         exposed=tuple(itertools.islice(dict.fromkeys(_chosen_from(graph)), 4)),
         thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(graph)), MOST_THRESHOLDS)),
         narrowed=dict(_narrowed(graph)),
+        texts=tuple(itertools.islice(dict.fromkeys(_compared_texts(graph)), MOST_THRESHOLDS)),
     )
 
 
@@ -188,11 +189,18 @@ def _words(graph: OnnxGraph) -> tuple[str, ...]:
     return tuple(words[:: -(-len(words) // 256) or 1])
 
 
+def _compared_texts(graph: OnnxGraph) -> Iterator[str]:
+    for node in graph.nodes:
+        if node.op_type == "Equal":
+            yield from (text for name in node.input for text in graph.texts(name))
+
+
 def _couplings(graph: OnnxGraph) -> Iterator[str]:
     # Operators that take one scale from the whole tensor. Saturated outputs may hide the effect.
     one_scale = frozenset(("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"))
-    for node in graph.nodes:
-        if node.op_type in one_scale and node.input[0] in graph.fed:
+    for node in (*graph.nodes, *graph.function_nodes):
+        # All tensors of a function count as made of inputs.
+        if node.op_type in one_scale and (node.input[0] in graph.fed or node in graph.function_nodes):
             yield f"{node.op_type} takes one scale from all rows"
         elif node.op_type == "BatchNormalization" and (
             node.attribute("training_mode", 0) or sum(map(bool, node.output)) > 1
@@ -202,11 +210,12 @@ def _couplings(graph: OnnxGraph) -> Iterator[str]:
 
 def _precision(graph: OnnxGraph) -> str:
     """Return the coarsest numbers that the graph computes with, by its operators, weights and casts."""
-    if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in graph.nodes):
+    nodes = (*graph.nodes, *graph.function_nodes)
+    if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in nodes):
         return "quantised"
     types = {tensor.element_type for tensor in graph.initializers.values()}
     types |= {value.element_type for value in (*graph.graph.inputs, *graph.graph.outputs)}
-    types |= {node.attribute("to", 0) for node in graph.nodes if node.op_type == "Cast"}
+    types |= {node.attribute("to", 0) for node in nodes if node.op_type == "Cast"}
     return "bf16" if ElementType.BFLOAT16 in types else "fp16" if ElementType.FLOAT16 in types else "fp32"
 
 

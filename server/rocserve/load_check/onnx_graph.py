@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.core.wire_format import Buffer
-from rocserve.load_check.onnx_message import Graph, Node, Tensor, ValueInfo, graph_of
+from rocserve.load_check.onnx_message import Graph, Node, Tensor, ValueInfo, function_nodes_of, graph_of
 
 _PASSING = frozenset(
     ("Cast", "DequantizeLinear", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape")
@@ -26,6 +27,8 @@ class OnnxGraph:
         """Raises ValueError if the model is damaged."""
         self.graph = graph_of(model)
         self.nodes = [node for graph in _graphs(self.graph) for node in graph.nodes]
+        self.function_nodes = function_nodes_of(model)
+        """Not in `nodes`: a function's names are its own."""
         self.initializers = {tensor.name: tensor for graph in _graphs(self.graph) for tensor in graph.initializers}
         self.makers: Mapping[str, Node] = {name: node for node in self.nodes for name in node.output if name}
         self.inputs = [value.name for value in self.graph.inputs if value.name not in self.initializers]
@@ -51,6 +54,17 @@ class OnnxGraph:
             tensor = node.attribute("value")
         # Thresholds, offsets and numbers that a vocabulary is compared with are smaller.
         return tensor.values(1 << 16) if isinstance(tensor, Tensor) else None
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Return the texts of a small constant; none if it is something else."""
+        tensor = self.initializers.get(name)
+        node = self.makers.get(name)
+        if node is not None and node.op_type == "Constant":
+            given = node.attribute("value_strings") or [node.attribute("value_string")]
+            if texts := [text.decode(errors="replace") for text in given if isinstance(text, bytes)]:
+                return texts
+            tensor = node.attribute("value")
+        return tensor.texts if isinstance(tensor, Tensor) and math.prod(tensor.dims) <= 64 else ()
 
     def number(self, name: str) -> float | None:
         """Return the largest value of a small numeric constant; None if it is not one."""

@@ -15,11 +15,12 @@ import numpy as np
 from rocserve.core.wire_format import Buffer, WireMessage, field_spans
 from rocserve.load_check.tensors import Array
 
-_MODEL_GRAPH = 7
+_MODEL_GRAPH, _MODEL_FUNCTION, _FUNCTION_NODE = 7, 25, 7
 _GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT, _GRAPH_VALUE = 1, 5, 11, 12, 13
 _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
 _ATTRIBUTE_NAME, _ATTRIBUTE_TYPE = 1, 20
-_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_INTEGERS, _TENSOR_NAME, _TENSOR_BYTES, _TENSOR_LOCATION = 1, 2, 5, 8, 9, 14
+_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_INTEGERS, _TENSOR_TEXTS, _TENSOR_NAME, _TENSOR_BYTES = 1, 2, 5, 6, 8, 9
+_TENSOR_LOCATION = 14
 _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _TENSOR_ELEMENT, _TENSOR_SHAPE = 1, 2, 1, 1, 2
 _SHAPE_DIM, _DIM_SIZE = 1, 1
 
@@ -78,6 +79,11 @@ class Tensor:
         self.name = _text(self._fields.message(_TENSOR_NAME))
         self.element_type = self._fields.number(_TENSOR_TYPE)
         self.dims = self._fields.signed(_TENSOR_DIMS)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The values of a tensor of texts."""
+        return [_text(part) for part in self._fields.parts(_TENSOR_TEXTS)]
 
     def values(self, most: int) -> Array | None:
         """Return the values; None if they are more than `most`, in another file, texts, or of a type that numpy
@@ -161,6 +167,12 @@ class Graph:
 def graph_of(model: Buffer) -> Graph:
     """Read the graph of a model. Raises WireError if it is damaged."""
     return Graph(WireMessage(model).message(_MODEL_GRAPH))
+
+
+def function_nodes_of(model: Buffer) -> Sequence[Node]:
+    """Return the nodes of the functions that a model defines for its own operators."""
+    functions = WireMessage(model).parts(_MODEL_FUNCTION)
+    return [Node(part) for function in functions for part in WireMessage(function).parts(_FUNCTION_NODE)]
 
 
 def _name_and_content(attribute: Buffer) -> tuple[str, int]:

@@ -192,10 +192,12 @@ class _RowsCheck:
             if group.rows[0] is two[0]:
                 self._compare_alone(alone, group.kept(first[1]), found)
             self._compare_beside(group, first, neighbours)
-        for size in self._telling_sizes():
-            many = self._batches.run([*two, *(self._maker.row(found.recipe, str(n)) for n in range(size - 2))])
+        sizes = self._telling_sizes()
+        others = [self._maker.row(found.recipe, str(number)) for number in range(max(sizes, default=2) - 2)]
+        for size in sizes:
+            many = self._batches.run([two[0], *others[: size - 2], two[1]])
             if many is not None:
-                self._compare_alone(alone, {name: values[:2] for name, values in many.items()}, found)
+                self._compare_alone(alone, {name: values[[0, -1]] for name, values in many.items()}, found)
         if not self._compared:
             raise _undecided(f"no batch of other rows runs ({self._trials.refusal})")
         if found.quality < 1 or not are_telling:
@@ -203,10 +205,12 @@ class _RowsCheck:
 
     def _most_rows(self) -> float:
         """Return how many rows a batch may have: two if the usual eight batches would take longer than 0.1 s, which is
-        unnoticed beside the start of a worker."""
+        unnoticed beside the start of a worker, and less than the round number if one batch of so many
+        would take longer than 0.02 s."""
         if self._fixed_rows:
             return self._fixed_rows
-        return 2 if self._trials.fastest_row * _ROWS * 8 > 0.1 else math.inf
+        row = self._trials.fastest_row
+        return 2 if row * _ROWS * 8 > 0.1 else _ROUND - 1 if row * _ROUND > 0.02 else math.inf
 
     def _two_rows(self, found: Found) -> tuple[tuple[Sequence[Feed], Sequence[Feed]], bool]:
         """Return two rows and their outputs alone, and whether these outputs differ and vary."""
@@ -233,14 +237,16 @@ class _RowsCheck:
         return ([one, other], [alone, other_alone]), are_telling
 
     def _telling_sizes(self) -> Sequence[int]:
-        """Return sizes of batches above a number that the model compares something with: perhaps its rows; and a round
-        one, unless it takes longer than 0.1 s."""
+        """Return sizes of batches: a round one, unless it takes longer than 0.1 s; those above a number that the model
+        compares something with, perhaps its rows, and of this number; and all up to the round one, as far as that takes
+        0.01 s."""
         if self._fixed_rows:
             return ()
-        usual = [_ROUND] if self._trials.fastest_row * _ROUND <= 0.1 else []
-        return usual + [
-            int(one) + 1 for one in self._facts.thresholds if one.is_integer() and _ROWS <= one < _MOST_ROWS
-        ]
+        row = self._trials.fastest_row
+        whole = [int(one) for one in self._facts.thresholds if one.is_integer() and 1 < one < _MOST_ROWS]
+        fast = [size for size in (_ROUND, *whole) if size * row <= 0.1]
+        all_sizes = [size for size in range(2, _ROUND) if size * (size + 1) / 2 * row <= 0.01]
+        return list(dict.fromkeys([*fast, *(size + 1 for size in whole if size >= _ROWS), *all_sizes]))
 
     def _compare_alone(self, alone: Sequence[Feed], together: Feed, found: Found) -> None:
         """Compare rows alone and in a batch. Raises _Decided if they are far apart."""

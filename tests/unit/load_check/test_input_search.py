@@ -106,7 +106,7 @@ def test_an_integer_that_sets_a_size_stays_small() -> None:
     assert 2 <= result.recipe.ends["n"] <= 1000
 
 
-@pytest.mark.parametrize(("datatype", "end"), [(DataType.INT8, 60), (DataType.UINT8, 250), (DataType.INT16, 30000)])
+@pytest.mark.parametrize(("datatype", "end"), [(DataType.INT8, 128), (DataType.UINT8, 256), (DataType.INT16, 30000)])
 def test_stays_within_the_type(datatype: DataType, end: int) -> None:
     result = found(lambda feed: {"y": feed["x"] * 1.0}, CheckedInput("x", datatype, (ROWS, 9)))
     assert result.recipe.ends == {"x": end}
