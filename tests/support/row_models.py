@@ -191,6 +191,26 @@ INDEPENDENT: Mapping[str, Make] = {
     "missing values": lambda: model(
         "g (float[N, 4] x) => (float[N, 4] y) { c = IsNaN(x) y = Where(c, zero, x) }", zero=np.array(0, np.float32)
     ),
+    "categories by number": lambda: model(
+        """g (int64[N] x) => (string[N] y) {
+            y = ai.onnx.ml.LabelEncoder<keys_int64s = [100, 200, 300], values_strings = ["cat", "dog", "cow"],
+                default_string = "?">(x) }"""
+    ),
+    "one-hot of numbers": lambda: model(
+        """g (int64[N] x) => (float[N, 3] y) {
+            u = Unsqueeze(x, one) h = ai.onnx.ml.OneHotEncoder<cats_int64s = [100, 200, 300]>(u)
+            y = Squeeze(h, one) }""",
+        one=np.array([1]),
+    ),
+    "numbers compared with categories": lambda: model(
+        "g (int64[N, 1] x) => (float[N, 3] y) { c = Equal(x, known) y = Cast<to = 1>(c) }",
+        known=np.array([[100, 250, 7000]]),
+    ),
+    "texts compared with categories": lambda: model(
+        "g (string[N, 1] x) => (float[N, 3] y) { c = Equal(x, known) y = Cast<to = 1>(c) }",
+        opset=19,
+        known=np.array([["amber", "teal", "ochre"]], object),
+    ),
 }
 
 DEPENDENT: Mapping[str, Make] = {

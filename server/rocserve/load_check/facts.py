@@ -16,7 +16,7 @@ class GraphFacts:
     ends: Mapping[str, int] = field(default_factory=dict)
     """Integer input -> exclusive end of its values, from the table that it indexes."""
     levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Input of floats -> numbers that trees compare it with."""
+    """Input of numbers -> those that trees compare it with, or that operators look up."""
     tables: tuple[int, ...] = ()
     """Sizes of constants that the model slices to an input's length, such as a table of positions."""
     words: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ import numpy as np
 from rocserve.load_check.budget import Trials
 from rocserve.load_check.difference import differences
 from rocserve.load_check.made_inputs import InputMaker, Recipe, nudged
-from rocserve.load_check.tensors import CheckedInput, Feed, largest_integer
+from rocserve.load_check.tensors import Feed, largest_integer
 
 
 class NoInputs(Exception):
@@ -57,8 +57,10 @@ def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: Input
             continue
         power = max(differences(first, second).values(), default=0.0)
         found = Found(recipe, rows, (first, second), power, differences(first, moved))
-        if found.quality <= 1 and (third := run(maker.row(recipe, "c"))) is not None:
-            found = replace(found, power=max(power, *differences(second, third).values()))
+        for name in "cdef":
+            # Some rows have equal answers by chance, such as those of a category that the model does not know.
+            if found.quality <= 1 and (other := run(maker.row(recipe, name))) is not None:
+                found = replace(found, power=max(found.power, *differences(second, other).values()))
         best = found if best is None or found.quality > best.quality else best
         compared += 1
         if best.quality > 1 or compared == 8:
@@ -100,7 +102,7 @@ def _too_large(recipe: Recipe, maker: InputMaker) -> str:
 def _candidates(maker: InputMaker) -> Iterator[Recipe]:
     """Yield sizes of the open dimensions, all sizes from one step of the ladders first, with each style of values."""
     inputs = maker.inputs
-    styles = [*([Recipe(floats="levels")] if maker.levels else []), *_styles(inputs)]
+    styles = [*([Recipe(floats="levels")] if maker.levels else []), *_styles(maker)]
     names = list(dict.fromkeys(name for given in inputs for name in given.open_dimensions()))
     first = {name for given in inputs for name in replace(given, shape=given.shape[:1]).open_dimensions()}
     images = {name for given in inputs if len(given.shape) >= 4 for name in given.open_dimensions()}
@@ -120,12 +122,15 @@ def _candidates(maker: InputMaker) -> Iterator[Recipe]:
         yield from (replace(style, sizes=sizes) for style in styles)
 
 
-def _styles(inputs: Sequence[CheckedInput]) -> Iterator[Recipe]:
+def _styles(maker: InputMaker) -> Iterator[Recipe]:
+    inputs = maker.inputs
     yield Recipe()
     if any(given.kind == "f" for given in inputs):
         yield from (Recipe(floats=name) for name in ("unit", "whole", "spread"))
     if any(given.kind == "O" for given in inputs):
         yield Recipe(sentences=True)
+        if maker.texts:
+            yield Recipe(floats="levels")
     if any(given.is_mask for given in inputs):
         yield Recipe(mask=0)
     if any(given.is_length for given in inputs):

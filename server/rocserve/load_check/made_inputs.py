@@ -12,7 +12,7 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import bfloat16_values
 from rocserve.load_check.facts import GraphFacts
-from rocserve.load_check.tensors import Array, CheckedInput, Feed
+from rocserve.load_check.tensors import Array, CheckedInput, Feed, largest_integer
 
 _LEVEL_STEP, _LEAST_STEP = 0.1, 0.1
 """How far values lie from the numbers that trees compare them with: relative, and from 0."""
@@ -28,7 +28,7 @@ class Recipe:
     """Open dimension -> its size."""
     floats: str = "normal"
     """ "normal", "unit" (0 to 1), "whole" (small whole numbers), "spread" (normal, times 0.01 to 100), or "levels"
-    (close to the numbers that trees compare them with)."""
+    (close to the numbers that trees compare them with; integers and texts are mostly those that the model looks up)."""
     sentences: bool = False
     """Texts are several words, not one word or category."""
     mask: int = 1
@@ -58,7 +58,7 @@ class InputMaker:
         self._are_requests = are_requests
         self.levels = facts.levels
         self._thresholds = facts.thresholds
-        self._texts = facts.texts
+        self.texts = facts.texts
         self._words = facts.words or ("cat", "the dog sat", "Rome", "1", "stocks fell on monday", "2.5", "Oslo", "red")
         self.ends = {given.name: end for given in inputs if (end := given.end or facts.ends.get(given.name))}
         """Input -> exclusive end of its values, if the model defines it."""
@@ -172,7 +172,7 @@ class InputMaker:
         names = [one.name for one in self.inputs if one.kind == "O" and one.has_rows]
         return {
             f"text {text!r}": {**row, **{name: np.full_like(row[name], text) for name in names}}
-            for text in (("", *self._texts) if names else ())
+            for text in (("", *self.texts) if names else ())
         }
 
     def _random(self, name: str, tensor: str) -> np.random.Generator:
@@ -196,7 +196,8 @@ class InputMaker:
         if given.is_mask:
             values = np.full(shape, recipe.mask)
         elif kind == "O":
-            words = np.array(self._words, object)
+            known = recipe.floats == "levels" and self.texts
+            words = np.array((*self.texts, self._words[0]) if known else self._words, object)
             values = rng.choice(words, shape)
             for _ in range(3 if recipe.sentences else 0):
                 values = values + " " + rng.choice(words, shape)
@@ -209,6 +210,10 @@ class InputMaker:
             # 0 means "nothing" in most tables, so only the row of zeros has it.
             least = given.least + 1 if end > given.least + 3 else given.least
             values = rng.integers(least, max(end, least + 1), shape)
+            if recipe.floats == "levels" and given.name in self.levels:
+                close = np.floor(rng.choice(np.array(self.levels[given.name]), shape)) + (rng.random(shape) < 0.25)
+                close = np.clip(close, given.least, self.ends.get(given.name, largest_integer(given.datatype) + 1) - 1)
+                values = np.where(rng.random(shape) < 0.8, close, values)
         elif recipe.floats == "levels" and given.name in self.levels:
             levels = rng.choice(np.array(self.levels[given.name]), shape)
             values = levels + (np.abs(levels) + _LEAST_STEP) * _LEVEL_STEP * rng.standard_normal(shape)

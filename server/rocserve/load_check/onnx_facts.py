@@ -159,7 +159,7 @@ def _before_arithmetic(tensor: str, end: int, graph: OnnxGraph) -> Iterator[tupl
 
 
 def _levels(graph: OnnxGraph) -> Mapping[str, tuple[float, ...]]:
-    """Return the numbers that trees compare inputs with."""
+    """Return the numbers that trees compare inputs with, and the integers that operators look up."""
     found: dict[str, tuple[float, ...]] = {}
     for node in graph.nodes:
         if not node.op_type.startswith("TreeEnsemble"):
@@ -171,7 +171,23 @@ def _levels(graph: OnnxGraph) -> Mapping[str, tuple[float, ...]]:
             # So many numbers show in which range a forest's inputs lie.
             levels = levels[np.linspace(0, len(levels) - 1, min(len(levels), 256)).astype(int)]
             found |= {name: tuple(levels) for name in graph.sources(node.input[0]) if name in graph.inputs}
+    for node in graph.nodes:
+        for tensor, values in _categories(node, graph):
+            found |= {name: tuple(np.unique(values)[:256]) for name in graph.sources(tensor) if name in graph.inputs}
     return found
+
+
+def _categories(node: Node, graph: OnnxGraph) -> Iterator[tuple[str, Array]]:
+    # OneHotEncoder, LabelEncoder and CategoryMapper have them as attributes.
+    for name in ("cats_int64s", "keys_int64s"):
+        if values := node.attribute(name, ()):
+            yield node.input[0], np.array(values)
+    if node.op_type == "Equal":
+        for place in (0, 1):
+            numbers = graph.constant(node.input[place])
+            # A single one is a mark, such as the id of padding.
+            if numbers is not None and numbers.dtype.kind in "iu" and numbers.size > 1:
+                yield node.input[1 - place], numbers
 
 
 def _words(graph: OnnxGraph) -> tuple[str, ...]:
