@@ -34,6 +34,7 @@ def edge_inputs(
         TIES: changed_floats(plain, lambda values: np.round(values) + 0.5),
         "minus one": _negative_indices(inputs, plain),
         "small integers": _small_integers(inputs, plain),
+        "zero bytes": _zero_bytes(inputs, plain),
         NAN: _with_some(np.nan, plain),
     }
     if has_half:
@@ -55,6 +56,20 @@ def _small_integers(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
     whole = {given.name for given in inputs if given.kind in "iu" and not given.is_mask}
     # Small integers are below 5: integers and zero points of bytes wrap at 128 in engines without a sign.
     return {name: np.remainder(values, 5) if name in whole else values for name, values in plain.items()}
+
+
+def _zero_bytes(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
+    """Return the inputs with integers whose last byte is 0: engines that take the truth of a number from its last byte
+    take them for false. Every other one is 0, so that a shape made of them has no elements."""
+    wide = {
+        given.name
+        for given in inputs
+        if given.kind in "iu" and given.datatype.itemsize > 1 and not (given.is_mask or given.is_length)
+    }
+    return {
+        name: np.resize((256, 0), values.shape).astype(values.dtype) if name in wide else values
+        for name, values in plain.items()
+    }
 
 
 def _large(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object:

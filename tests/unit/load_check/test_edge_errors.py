@@ -114,6 +114,14 @@ def test_an_engine_that_takes_bytes_for_signed_numbers_is_found_by_small_ones() 
     assert compare(cases, from_128_on, "fp32").case == "small integers"
 
 
+def test_an_engine_that_takes_truth_from_the_last_byte_is_found() -> None:
+    loaded = load(model("g (int64[N, 4] x) => (bool[N, 4] y) { y = Cast<to = 9>(x) }"))
+    cases = reference_cases(loaded.run, loaded.inputs, loaded.outputs, loaded.facts, unhurried(), 0, 2)
+    assert compare(cases, lambda feed: {"y": feed["x"] != 0}, "fp32").right
+    last_byte = compare(cases, lambda feed: {"y": feed["x"].astype(np.uint8) != 0}, "fp32")
+    assert (last_byte.right, last_byte.case) == (False, "zero bytes")
+
+
 def test_nan_stands_first_and_later_in_reduced_groups() -> None:
     feed = dict(edge_inputs([CheckedInput("x", DataType.FP32, (5, 2))], {"x": np.ones((5, 2), np.float32)}))[NAN]
     assert np.argwhere(np.isnan(feed["x"])).tolist() == [[0, 0], [3, 1]]
