@@ -113,7 +113,8 @@ def detect_boxes(
     image_size: tuple[int, int],
     thresholds: Thresholds,
 ) -> Detections:
-    """As `detect`, for one head of boxes and the network's `input_size` (height, width)."""
+    """As `detect`, for one head of boxes and the network's `input_size` (height, width). Raises ValueError also if the
+    head claims finished boxes, but has no classes."""
     rows = head.T if form is HeadForm.CLASSES else head
     if form is HeadForm.FINISHED:
         classes, scores = rows[:, 5], rows[:, 4]
@@ -122,6 +123,11 @@ def detect_boxes(
         classes = probabilities.argmax(axis=1)
         scores = np.take_along_axis(probabilities, classes[:, np.newaxis], axis=1)[:, 0]
     above = (scores > thresholds.score) & np.isfinite(scores) & np.isfinite(classes)
+    if form is HeadForm.FINISHED and (broken := classes[above][classes[above] % 1 != 0]).size:
+        raise ValueError(
+            f"a box has the class {broken[0]:.3g}, expected a whole number: the head has columns [corners, score,"
+            " class] only if the network finishes its boxes, which RT-DETR and YOLOv5 do not"
+        )
     boxes = rows[above, :4]
     if form is not HeadForm.FINISHED:
         centres, halves = boxes[:, :2], boxes[:, 2:] / 2

@@ -58,6 +58,7 @@ def refusal(config: ModelConfig, labels: int = 0) -> str:
         ("yolov8", (640, 640), (84, 34000), 0, "classes", 80),
         ("yolov8", (640, 640), (8400, 84), 0, "class_rows", 80),
         ("yolov8", (640, 640), (8400, 7), 3, "class_rows", 3),
+        ("yolov8", (640, 640), (20, 8400), 16, "classes", 16),
         ("yolov8", (640, 640), (56, 8400), 52, "classes", 52),
         ("yolov8", (640, 640), (84, 1000), 0, "classes", 80),
         ("yolov8", (640, 640), (3000, 7), 3, "class_rows", 3),
@@ -109,6 +110,7 @@ def test_finished_boxes_need_no_batch_dimension() -> None:
         ("yolov8", (640, 640), (300, 6), 0, "corners, score and class; *'yolo_end2end' fits it"),
         ("yolov8", (640, 640), (-1, 6), 0, "corners, score and class; *'yolo_end2end' fits it"),
         ("yolov8", (640, 640), (9, 8399), 0, "the number of boxes is one of 2000, 8400, 8500, 34000, not 8399"),
+        ("yolov8", (640, 640), (20, 8400), 0, "20 rows can be 16 classes or 15 classes and the angle of rotated boxes"),
         ("yolov8", (640, 640), (56, 8400), 0, "56 rows can be 52 classes or 17 keypoints of one class"),
         (
             "yolov8",

@@ -262,3 +262,11 @@ def test_finished_boxes_are_only_brought_to_the_image():
     found = yolo.detect_boxes(rows, yolo.HeadForm.FINISHED, (64, 64), yolo.Resize.NOT_LARGER, (100, 200), thresholds)
     expected = [(0.8, 2, (75, 37.5, 125, 62.5)), (0.7, 2, (75, 37.5, 125, 65.625))]
     assert_same(found, expected, tolerance=1e-3)
+
+
+def test_boxes_whose_sixth_column_is_a_probability_are_not_finished() -> None:
+    rows = np.array([[10, 10, 20, 20, 0.1, 0.2], [0.5, 0.5, 0.1, 0.1, 0.9, 0.4]], np.float32)
+    with pytest.raises(ValueError, match=r"a box has the class 0\.4, expected a whole number"):
+        yolo.detect_boxes(
+            rows, yolo.HeadForm.FINISHED, (64, 64), yolo.Resize.NOT_LARGER, (64, 64), yolo.Thresholds(0.25, 0.5, 9)
+        )

@@ -43,7 +43,11 @@ def yolov8_head(shape: HeadShape) -> tuple[HeadForm, int]:
     first, last = _two(shape)
     cells, known = shape.cells(), _PUBLIC_CLASSES if shape.names is None else shape.names
     # Columns of public networks that find more than boxes.
-    other_tasks = {56: "17 keypoints of one class", 116: "80 classes and 32 weights of masks"}
+    other_tasks = {
+        20: "15 classes and the angle of rotated boxes",
+        56: "17 keypoints of one class",
+        116: "80 classes and 32 weights of masks",
+    }
     if last in cells or last == -1:
         if shape.names is None and first in other_tasks:
             raise ValueError(
