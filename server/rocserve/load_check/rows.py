@@ -205,8 +205,8 @@ class _RowsCheck:
 
     def _most_rows(self) -> float:
         """Return how many rows a batch may have: two if the usual eight batches would take longer than 0.1 s, which is
-        unnoticed beside the start of a worker, and less than the round number if one batch of so many
-        would take longer than 0.02 s."""
+        unnoticed beside the start of a worker, and less than the round number if a batch of that many would take
+        longer than 0.02 s."""
         if self._fixed_rows:
             return self._fixed_rows
         row = self._trials.fastest_row
