@@ -20,8 +20,6 @@ batch has an even number of rows; those of one or three rows do not show depende
 rows are the first and the last one of a batch that is as large as servers usually make it."""
 _OUTLIER, _OUTLIER_STEP = 30.0, 64
 """One value in 64 is 30 times larger; more of them would not be outliers."""
-_FARTHEST = 62
-"""Neighbours between the first and the last row of a batch as large as servers usually make them."""
 _USUAL, _QUIET, _NEAR, _ZEROS = "a usual row", "quiet", "near", "zeros"
 MANY_ROWS = 25
 """Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
