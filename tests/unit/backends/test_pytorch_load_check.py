@@ -158,7 +158,7 @@ def test_written_batching_of_dependent_rows_is_served_with_a_warning(load: Loade
     assert one.load_check.parts == (), "nothing is joined"
 
 
-def test_a_check_leaves_a_programs_state_as_it_was(load: Loader) -> None:
+def test_a_load_leaves_a_programs_state_as_it_was(load: Loader) -> None:
     import torch
 
     class Counting(torch.nn.Module):
@@ -166,13 +166,17 @@ def test_a_check_leaves_a_programs_state_as_it_was(load: Loader) -> None:
             super().__init__()
             self.register_buffer("runs", torch.zeros(1))
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):  # type: ignore[no-untyped-def]
             self.runs.add_(1)
             return x * self.runs
 
     model = load(Counting(), torch.rand(5, 4))
     assert "equal runs differ" in model.signature.dependent_rows
     assert [buffer.tolist() for buffer in model.program.buffers] == [[0.0]]
+    # The outputs of a TorchScript file are found by runs, too.
+    inputs, outputs = (InputConfig("INPUT__0", FP32, (4,)),), (OutputConfig("OUTPUT__0", FP32, (4,)),)
+    script = load(Counting(), file="model.pt", max_batch_size=8, inputs=inputs, outputs=outputs)
+    assert [buffer.tolist() for buffer in script.program.buffers] == [[0.0]]
 
 
 def test_a_program_that_takes_no_made_up_input_is_loaded(load: Loader) -> None:

@@ -112,21 +112,21 @@ class TorchModel:
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
         self._preparation: Iterator[bool] = iter(())
         """Prepares a size with each step, and yields whether more are left."""
-        self._bound: BoundProgram = bind(program, source.config, self._trial)
-        self._output_specs = {spec.name: spec for spec in self.signature.outputs}
-        limits = [tensor.limits for tensor in program.signature.inputs]
-        self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
-        checked = check(self._bound) if check else self._checked(source)
-        self._bound = replace(self._bound, signature=replace(self.signature, dependent_rows=doubt_of(checked.rows)))
-        may_be_sized = self.signature.supports_batching and checked.allows_padding
-        self._pad(checked, zeros_only=check is not None, by_default=may_be_sized and captures and device.type != "cpu")
-        self.load_check = checked.report
-        if not may_be_sized:
-            return
-        if device.type != "cpu":
-            self._use_fixed_sizes(captures, source)
-        elif source.config.has_open_batch and takes_zeros:
-            self._bound_batches(source.memory_bytes)
+        with unchanged(program):
+            self._bound: BoundProgram = bind(program, source.config, self._trial)
+            self._output_specs = {spec.name: spec for spec in self.signature.outputs}
+            limits = [tensor.limits for tensor in program.signature.inputs]
+            self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
+            checked = check(self._bound) if check else self._checked(source)
+            self._bound = replace(self._bound, signature=replace(self.signature, dependent_rows=doubt_of(checked.rows)))
+            may_be_sized = self.signature.supports_batching and checked.allows_padding
+            by_default = may_be_sized and captures and device.type != "cpu"
+            self._pad(checked, zeros_only=check is not None, by_default=by_default)
+            self.load_check = checked.report
+            if may_be_sized and device.type != "cpu":
+                self._use_fixed_sizes(captures, source)
+            elif may_be_sized and source.config.has_open_batch and takes_zeros:
+                self._bound_batches(source.memory_bytes)
 
     @property
     def signature(self) -> Signature:
@@ -152,26 +152,25 @@ class TorchModel:
             return check.length_trials(self._bound, program, self._call, padding, zeros_only)
 
         runs = padding_runs(self._config, self._bound, tensors, self._call, None if zeros_only else made)
-        with unchanged(program):
-            padding = configured_padding(self._config, self._bound, tensors, runs.groups)
-            is_chosen = not padding.dimensions
+        padding = configured_padding(self._config, self._bound, tensors, runs.groups)
+        is_chosen = not padding.dimensions
+        if is_chosen:
+            padding = default_padding(self._config, self._bound, tensors)
+        if not padding.dimensions:
+            return
+        try:
+            padding = runs.with_outputs(padding)
+            verdict = check.check_padding(self._bound, program, self._call, padding, zeros_only)
+        except ServeError as error:
             if is_chosen:
-                padding = default_padding(self._config, self._bound, tensors)
-            if not padding.dimensions:
+                check.note(f"not padded: {error.text}")
                 return
+            zeros = self._bound.zeros(1, padding.smallest, padding)
             try:
-                padding = runs.with_outputs(padding)
-                verdict = check.check_padding(self._bound, program, self._call, padding, zeros_only)
-            except ServeError as error:
-                if is_chosen:
-                    check.note(f"not padded: {error.text}")
-                    return
-                zeros = self._bound.zeros(1, padding.smallest, padding)
-                try:
-                    self._call(zeros)
-                except ServeError as refusal:
-                    self._check_precision(zeros, refusal)
-                raise
+                self._call(zeros)
+            except ServeError as refusal:
+                self._check_precision(zeros, refusal)
+            raise
         if not is_chosen and verdict is not None:
             check.report_padding(verdict)
         elif is_chosen:

@@ -17,7 +17,7 @@ from rocserve.backends.check_samples import sample_feeds, samples_digest
 from rocserve.backends.checked_verdicts import checked_padding, checked_rows
 from rocserve.backends.parameters import load_check_mode
 from rocserve.backends.pytorch.binding import BoundProgram
-from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of, unchanged
+from rocserve.backends.pytorch.checked_tensors import checked_inputs, fixed_rows, run_of
 from rocserve.backends.pytorch.comparison import COMPARING, COMPARISON_FILE, Comparison, EagerReference
 from rocserve.backends.pytorch.job_files import machine_parts, written_folder
 from rocserve.backends.pytorch.program import Program, coarsest
@@ -90,10 +90,9 @@ class ModelCheck:
         def check() -> RowsVerdict:
             budget = Budget(self.seconds)
             outputs, most_rows = tuple(bound.outputs), fixed_rows(program.signature.most_rows)
-            with unchanged(program):
-                return check_rows(
-                    run_of(bound, call), inputs, outputs, program.facts, budget, self._seed, samples, is_gpu, most_rows
-                )
+            return check_rows(
+                run_of(bound, call), inputs, outputs, program.facts, budget, self._seed, samples, is_gpu, most_rows
+            )
 
         self._judge_rows(self._key("eager", inputs, samples), check)
 
