@@ -220,8 +220,8 @@ class CopyRoom:
             with contextlib.suppress(FileNotFoundError):
                 marks.append((mark.stat().st_mtime, mark))
         for _, mark in sorted(marks):
-            # Another server may remove the copy meanwhile.
-            with contextlib.suppress(FileNotFoundError), mark.open("ab") as file:
+            # Another server may remove the copy meanwhile, so its mark must not be made again.
+            with contextlib.suppress(FileNotFoundError), mark.open("r+b") as file:
                 if lock_file(file, shared=False):
                     yield mark.parent
 
