@@ -29,6 +29,15 @@ def _by_rows(condition: str, number: int) -> onnx.ModelProto:
     return model(text % condition, zero=np.array(0), k=np.array(number))
 
 
+def _with_row_before(lag: int) -> onnx.ModelProto:
+    """Add to each row the one that is `lag` rows before it."""
+    text = """g (float[N, 4] x) => (float[N, 4] y) {
+        t = Transpose<perm = [1, 0]>(x) u = Unsqueeze(t, zero)
+        c = Conv<kernel_shape = [2], dilations = [%d], pads = [%d, 0]>(u, w)
+        s = Squeeze(c, zero) y = Transpose<perm = [1, 0]>(s) }"""
+    return model(text % (lag, lag), zero=np.array([0]), w=normal(4, 4, 2))
+
+
 def _dynamic_function() -> onnx.ModelProto:
     """Quantise in a function of the model; saturated outputs hide the scale."""
     made = model(
@@ -400,14 +409,7 @@ DEPENDENT: Mapping[str, Make] = {
     "places that are not zero": lambda: model(
         "g (float[N, 4] x) => (int64[M, 2] y) { n = NonZero(x) y = Transpose<perm = [1, 0]>(n) }"
     ),
-    "a row far behind": lambda: model(
-        """g (float[N, 4] x) => (float[N, 4] y) {
-            t = Transpose<perm = [1, 0]>(x) u = Unsqueeze(t, zero)
-            c = Conv<kernel_shape = [2], dilations = [16], pads = [16, 0]>(u, w)
-            s = Squeeze(c, zero) y = Transpose<perm = [1, 0]>(s) }""",
-        zero=np.array([0]),
-        w=normal(4, 4, 2),
-    ),
+    "a row far behind": lambda: _with_row_before(16),
     "an even number of rows": lambda: model(
         """g (float[N, 4] x) => (float[N, 4] y) {
             s = Shape(x) n = Gather(s, zero) m = Mod(n, two) f = Cast<to = 1>(m) y = Mul(x, f) }""",
@@ -478,14 +480,7 @@ DEPENDENT: Mapping[str, Make] = {
     "another sign with 21 to 29 rows": lambda: _by_rows(
         "a = Add(k, k) b = Add(a, k) l = Less(n, b) h = Greater(n, a) c = And(l, h)", 10
     ),
-    "a row far behind, at the largest lag of a usual batch": lambda: model(
-        """g (float[N, 4] x) => (float[N, 4] y) {
-            t = Transpose<perm = [1, 0]>(x) u = Unsqueeze(t, zero)
-            c = Conv<kernel_shape = [2], dilations = [62], pads = [62, 0]>(u, w)
-            s = Squeeze(c, zero) y = Transpose<perm = [1, 0]>(s) }""",
-        zero=np.array([0]),
-        w=normal(4, 4, 2),
-    ),
+    "a row far behind, at the largest lag of a usual batch": lambda: _with_row_before(62),
     "another sign with a text in any row": lambda: model(
         """g (string[N] t, float[N, 4] x) => (float[N, 4] y) {
             c = Equal(t, known) i = Cast<to = 7>(c) m = ReduceMax<keepdims = 0>(i) b = Cast<to = 9>(m)

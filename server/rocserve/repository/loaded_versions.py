@@ -94,6 +94,10 @@ class VersionFacts:
                 return
         call()
 
+    def close_last(self, close: Callable[[Callable[[], None]], None], drained: Callable[[], None]) -> None:
+        """Close the version, by `close(drained)`, when no ensemble's request runs on it. On the data plane's thread."""
+        self.when_left(True, functools.partial(close, drained))
+
     def watch_use(self, on_request: Callable[[], None]) -> None:
         """Does nothing: only a loaded model is unloaded again."""
 
@@ -119,17 +123,14 @@ class LoadedModelVersion(VersionFacts, ScheduledVersion):
         self.on_request = on_request
 
     async def unload(self, at_once: bool = False) -> None:
-        close = self._close
+        close: Callable[[Callable[[], None]], None] = self._close
         if not at_once:
             # No time limit: an ensemble may go on with this version until its own new content is loaded.
             await drained(self.workers.mail.plane, functools.partial(self.when_left, False), 0.0)
-            close = self._close_last
+            close = functools.partial(self.close_last, close)
         await self.workers.drain_and_stop(close)
         if self._answers is not None:
             self.workers.mail.plane.call_soon(self._answers.close)
-
-    def _close_last(self, drained: Callable[[], None]) -> None:
-        self.when_left(True, functools.partial(self._close, drained))
 
     def _close(self, drained: Callable[[], None]) -> None:
         # From now on ensembles' steps find the member by name.
@@ -186,12 +187,9 @@ class LoadedEnsemble(VersionFacts, EnsembleVersion):
     async def unload(self, at_once: bool = False) -> None:
         self.leave_members()
         # No time limit: an ensemble has no workers, and its members limit their requests' times.
-        await drained(self.plane, self._close_last, 0.0)
+        await drained(self.plane, functools.partial(self.close_last, self.close), 0.0)
         if self.answers is not None:
             self.plane.call_soon(self.answers.close)
-
-    def _close_last(self, drained: Callable[[], None]) -> None:
-        self.when_left(True, functools.partial(self.close, drained))
 
 
 class _TakesItems:

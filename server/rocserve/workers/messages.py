@@ -23,10 +23,10 @@ from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement, gpu_devices
 
 ALONE, SHARED = b"1", b"+"
-"""The messages of a worker's reception. They come with a session's control socket and its instances' sockets. ALONE:
-the process has only this session. SHARED: it may have other sessions too."""
+"""The messages of a worker's reception. They come with a model version's control socket and its instances' sockets.
+ALONE: the process serves only this version. SHARED: it may serve others, too."""
 MOST_SOCKETS = 253
-"""Bound for one session: Linux passes no more descriptors in one message."""
+"""Bound for one version: Linux passes no more descriptors in one message."""
 FRAME_LENGTH = struct.Struct("<I")
 LONGEST_FRAME = 4 * 1024 * 1024
 """Bytes of a worker's message: room for some ten thousand tensors' names, and parsed between two requests."""

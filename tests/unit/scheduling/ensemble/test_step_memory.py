@@ -92,13 +92,20 @@ def test_what_goes_between_steps_is_given_back_when_a_step_fails():
     assert version.memory.answers.own_bytes == 0
 
 
-def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
+def decoupled_run():
+    """Return an ensemble whose first member answers many times, its second member, the first one's responder for a
+    request that runs, and that request's client."""
     first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
     version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
     answer = Many()
     version.infer(InferRequest(HEAD, "", [bytes(8)]), Exchange(answer))
     responder = first._waiting.pop()[2]
     responder.expect_many()
+    return version, second, responder, answer
+
+
+def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
+    version, second, responder, answer = decoupled_run()
     for value in (1.0, 2.0, 3.0):
         data = np.array([value, value], np.float32).tobytes()
         responder.send(InferResponse.of("a", "1", "", [Tensor("OUT", FP32, (1, 2), data)]), final=False)
@@ -125,12 +132,7 @@ def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
             left.append(self)
 
     left: list[Watcher] = []
-    first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
-    version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
-    answer = Many()
-    version.infer(InferRequest(HEAD, "", [bytes(8)]), Exchange(answer))
-    responder = first._waiting.pop()[2]
-    responder.expect_many()
+    _, second, responder, answer = decoupled_run()
     watchers: list[weakref.ref[Watcher]] = []
     for _ in range(2):
         responder.send(InferResponse.of("a", "1", "", [Tensor("OUT", FP32, (1, 2), bytes(8))]), final=False)

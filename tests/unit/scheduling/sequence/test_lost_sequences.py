@@ -107,11 +107,17 @@ def test_a_version_without_a_successor_also_ends_the_sequences_that_wait_for_a_s
     assert drained.is_set()
 
 
-def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
+def two_versions(make_bench):
+    """Return a version that has begun sequence 1, and its successor."""
     router = SequenceRouter()
     old, new = make_bench(router=router), make_bench(router=router)
     old.ask(1, 1, start=True)
     old.instance.last.finish()
+    return old, new
+
+
+def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
+    old, new = two_versions(make_bench)
     drained = Flag(old.loop)
     old.scheduler.close(drained.set)
     # Requests come to the new version, which passes those of old sequences back.
@@ -128,10 +134,7 @@ def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
 
 
 def test_a_sequence_that_starts_again_in_the_next_version_is_over_in_the_replaced_one(make_bench):
-    router = SequenceRouter()
-    old, new = make_bench(router=router), make_bench(router=router)
-    old.ask(1, 1, start=True)
-    old.instance.last.finish()
+    old, new = two_versions(make_bench)
     last = old.ask(1, 2)
     drained = Flag(old.loop)
     old.scheduler.close(drained.set)
@@ -144,10 +147,7 @@ def test_a_sequence_that_starts_again_in_the_next_version_is_over_in_the_replace
 
 
 def test_a_version_that_is_about_to_be_replaced_has_its_sequences(make_bench):
-    router = SequenceRouter()
-    old, new = make_bench(router=router), make_bench(router=router)
-    old.ask(1, 1, start=True)
-    old.instance.last.finish()
+    old, new = two_versions(make_bench)
     # The new version is already offered, and the old one has not been informed yet.
     new.ask(1, 2)
     assert old.rows == [Row(2, 0, 0, 1, 1)]
