@@ -55,8 +55,11 @@ async def test_a_new_ensemble_that_does_not_fit_is_logged_with_the_reason(
     await served.until(lambda: bool(warnings(caplog)))
     reason = ": ensemble bad contains models that are not available or ambiguous: missing"
     remedy = "Correct the ensemble or its members (the server then loads it without a restart)"
-    folders.ensemble("later", "m")
-    folders.model("m", 1)
+    # They come together, however long it takes to write and see them.
+    with served.unsettled() as debounce:
+        folders.ensemble("later", "m")
+        folders.model("m", 1)
+        await served.until(lambda: {"later", "m"} <= debounce.unsettled)
     await served.until(lambda: served.state("later") == "READY")
     await served.settle()
     assert warnings(caplog) == [NOT_SERVED.format(reason=reason, remedy=remedy)]
