@@ -237,8 +237,9 @@ class LoadedModel(Protocol):
     @property
     def signature(self) -> Signature: ...
 
-    def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run the samples, or the engine's choice if there are none, so that the first request is fast."""
+    def warm_up(self, samples: Sequence[Batch]) -> ServeError | None:
+        """Run the samples, or the engine's choice if there are none, so that the first request is fast. Returns the
+        model's refusal of that choice; None = it has taken it, or there are samples."""
 
     def execute(self, batch: Batch) -> BatchResult: ...
 

@@ -9,14 +9,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rocserve.load_check.budget import Trials
+from rocserve.load_check.budget import Budget, OutOfTime, Trials
 from rocserve.load_check.difference import differences
-from rocserve.load_check.made_inputs import InputMaker, Recipe, nudged
-from rocserve.load_check.tensors import Feed, largest_integer
+from rocserve.load_check.facts import NO_FACTS
+from rocserve.load_check.made_inputs import InputMaker, Recipe, bits_of, nudged
+from rocserve.load_check.tensors import CheckedInput, Feed, Run, largest_integer
 
 
 class NoInputs(Exception):
     """The model accepts no made-up input; the text is the reason."""
+
+    refusal = ""
+    """The engine's refusal of all inputs, zeros among them; "" = some ran, or none was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,34 @@ def find_inputs(trials: Trials, run: Callable[[Feed], Feed | None], maker: Input
         if best.quality > 1 or compared == 8:
             break
     if best is None:
-        raise NoInputs(why or trials.refusal)
+        none = NoInputs(why or trials.refusal)
+        if math.isinf(trials.fastest_row) and not _takes_zeros(run, maker):
+            none.refusal = trials.refusal
+        raise none
     return best
+
+
+def refusal_of(run: Run, inputs: Sequence[CheckedInput], budget: Budget) -> str:
+    """Return the engine's refusal of all inputs; "" = it takes one of them, or none was tried, or the time ended."""
+    encode = bits_of(inputs)
+    trials, maker = Trials(lambda feed: run(encode(feed)), budget), InputMaker(inputs, NO_FACTS, 0)
+    try:
+        taken = next(_recipes(trials, trials.run, maker), None)
+        return "" if taken or _takes_zeros(trials.run, maker) else trials.refusal
+    except (NoInputs, OutOfTime, MemoryError):
+        return ""
+
+
+def _takes_zeros(run: Callable[[Feed], Feed | None], maker: InputMaker) -> bool:
+    """Return whether the model takes zeros of some size, with texts that are numbers."""
+    numbers = {given.name for given in maker.inputs if given.kind == "O"}
+
+    def zeros(recipe: Recipe) -> Feed:
+        row = maker.zeros(maker.row(recipe, "a"))
+        return {name: np.full_like(values, "0") if name in numbers else values for name, values in row.items()}
+
+    recipes = (recipe for recipe in _candidates(maker) if not _too_large(recipe, maker))
+    return any(run(zeros(recipe)) is not None for recipe in itertools.islice(recipes, 4))
 
 
 def _recipes(trials: Trials, run: Callable[[Feed], Feed | None], maker: InputMaker) -> Iterator[tuple[Recipe, Feed]]:

@@ -64,6 +64,8 @@ class RowsVerdict:
     runs: int = 0
     is_lasting: bool = True
     """Whether another check would find the same; False if the time ended it."""
+    refusal: str = ""
+    """The engine's refusal of every input that was tried; "" = some ran, or none was tried."""
 
     @property
     def doubt(self) -> str:
@@ -73,12 +75,28 @@ class RowsVerdict:
     def report(self, batching_is_written: bool, warns_of_undecided: bool) -> LoadCheckReport:
         """Return the report for users. A written batching is kept, with a warning if rows depend on each other, and
         with `warns_of_undecided` also if nothing is known of them."""
+        if self.refusal:
+            return refusal_report(self.refusal)
         depends = self.state is Independence.DEPENDENT
         if not batching_is_written or not (depends or (self.doubt and warns_of_undecided)):
             return LoadCheckReport((self.reason,))
         return LoadCheckReport(
             (self.reason,), f"batched as configured, but {self.reason}", (FAILED_ROWS,) if depends else ()
         )
+
+
+def refusal_report(refusal: str, seconds: float = 0.0) -> LoadCheckReport:
+    """Return the report on a model that has refused every input that was tried."""
+    # The index cuts long texts off.
+    advice = (
+        "each request may fail, as no made-up input runs; compare the inputs' data_type and dims in config.pbtxt with"
+        f" the model's, or give warm-up samples or check.npz; the error: {refusal}"
+    )
+    return LoadCheckReport((_refused(refusal),), advice, seconds=seconds)
+
+
+def _refused(refusal: str) -> str:
+    return _NOT_CHECKED.format(f"the engine takes no made-up input{f' ({refusal})' if refusal else ''}")
 
 
 def couples(rows: RowsVerdict | None) -> bool:
@@ -145,9 +163,7 @@ def check_rows(
     except MemoryError as error:
         return RowsVerdict(Independence.UNDECIDED, _NOT_CHECKED.format(error), runs=trials.runs)
     except NoInputs as none:
-        refusal = f" ({none})" if str(none) else ""
-        reason = _NOT_CHECKED.format(f"the engine takes no made-up input{refusal}")
-        return RowsVerdict(Independence.UNDECIDED, reason, runs=trials.runs)
+        return RowsVerdict(Independence.UNDECIDED, _refused(str(none)), runs=trials.runs, refusal=none.refusal)
     return RowsVerdict(Independence.INDEPENDENT, "rows are independent", runs=trials.runs)
 
 

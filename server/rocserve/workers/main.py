@@ -31,7 +31,6 @@ from rocserve.backends.base import model_load_check, model_properties
 from rocserve.backends.request_model import readiness_check
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.exit_with_parent import exit_with_parent
-from rocserve.core.load_check import NOT_CHECKED
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.request_prefix import begin_model, current_prefix
 from rocserve.observability.logs import LinesWithLevels
@@ -163,15 +162,15 @@ class Session:
         request = self._receive()
         if isinstance(request, messages.WarmUp):
             try:
-                service.warm_up(request)
-                recorded = NOT_CHECKED
+                found = service.warm_up(request)
                 if request.recorded_answers:
-                    recorded = check_recorded_answers(
+                    # They show that the model takes inputs.
+                    found = check_recorded_answers(
                         service.model, request.recorded_answers, request.config, load.answers_requests, check
                     )
             except BaseException as error:
                 return self._fail("warm up", error, load)
-            warmed_up = messages.WarmedUp(readiness_check(service.model) is not None, recorded)
+            warmed_up = messages.WarmedUp(readiness_check(service.model) is not None, found)
             service.serve(lambda: self._control.send(warmed_up), self._wait)
         return 0
 

@@ -22,9 +22,12 @@ from rocserve.backends.base import (
     LoadedModel,
     ModelSource,
     model_executions,
+    model_load_check,
     model_preparation,
     model_reads_files,
 )
+from rocserve.backends.parameters import load_check_mode
+from rocserve.backends.refusals import report_on_refused_zeros
 from rocserve.backends.request_model import (
     ModelRequest,
     ModelResponse,
@@ -38,6 +41,7 @@ from rocserve.backends.written_sizes import SIZES, VALUES
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.load_check import NOT_CHECKED, LoadCheckMode, LoadCheckReport
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.tensors import Buffer, Tensor
@@ -82,8 +86,9 @@ class ModelService(ABC):
         """Load the model. Raises ServeError or any exception if it cannot be loaded."""
 
     @abstractmethod
-    def warm_up(self, message: WarmUp) -> None:
-        """Warm the model up. Raises ServeError or any exception if the model cannot be served."""
+    def warm_up(self, message: WarmUp) -> LoadCheckReport:
+        """Warm the model up, and return what that shows. Raises ServeError or any exception if the model cannot be
+        served."""
 
     @abstractmethod
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> None:
@@ -160,12 +165,17 @@ class TensorService(ModelService):
             )
         self.batches_at_once = len(model_executions(self.model))
 
-    def warm_up(self, message: WarmUp) -> None:
+    def warm_up(self, message: WarmUp) -> LoadCheckReport:
         samples = self._samples(message)
         with _naming_samples(name for name, _ in samples):
             padding = self.model.signature.padding
-            self.model.warm_up([as_served(batch, message.config, padding) for _, batch in samples])
-        self._config = message.config
+            refusal = self.model.warm_up([as_served(batch, message.config, padding) for _, batch in samples])
+        self._config, settings = message.config, self._load.settings
+        # A load check that has run says itself if nothing runs.
+        is_off = load_check_mode(message.config, settings) is LoadCheckMode.OFF
+        if refusal is None or is_off or model_load_check(self.model).parts:
+            return NOT_CHECKED
+        return report_on_refused_zeros(self.model, message.config, refusal, settings.load_check_seconds)
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> None:
         is_alone, freed_memory = len(self._instances) == 1 and not self._load.shares_process, _kept_memory()
@@ -359,7 +369,7 @@ class RequestService(ModelService):
         self.model = importlib.import_module(load.engine).load(source)
         self._own_memory: Callable[[memoryview], Buffer] = memoryview if reads_in_place(self.model) else bytearray
 
-    def warm_up(self, message: WarmUp) -> None:
+    def warm_up(self, message: WarmUp) -> LoadCheckReport:
         self.model.initialize(message.config, message.config_json)
         for name, batch in self._samples(message):
             responders = [TrialResponder() for _ in batch.request_sizes]
@@ -374,6 +384,7 @@ class RequestService(ModelService):
                     last = answer if answer is not None else responder.ended.result()
                     if isinstance(last, ServeError):
                         raise last
+        return NOT_CHECKED
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> None:
         def stop() -> None:

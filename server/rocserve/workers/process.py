@@ -253,8 +253,8 @@ class WorkerSession:
         return await self._ask(message, "loading", messages.Loaded)
 
     async def warm_up(self, message: messages.WarmUp) -> LoadCheckReport:
-        """Warm up the model and open the instances. Returns the report on the recorded answers. Raises ServeError as
-        `load`."""
+        """Warm up the model and open the instances. Returns what the warm-up and the recorded answers show. Raises
+        ServeError as `load`."""
         warmed_up = await self._ask(message, "warming up", messages.WarmedUp)
         self.checks_readiness = warmed_up.checks_readiness
         for instance in self.instances:

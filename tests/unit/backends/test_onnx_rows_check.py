@@ -10,12 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 from support.load_check import model, normal
+from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.base import LoadedModel, ModelSource, model_load_check
 from rocserve.backends.onnx import backend
+from rocserve.backends.refusals import report_on_refused_zeros
 from rocserve.core.datatypes import DataType
 from rocserve.core.load_check import NOT_CHECKED, ROWS
-from rocserve.core.model_config import BatchInput, BatchInputKind, InputConfig, OutputConfig, WarmupInput, WarmupSample
+from rocserve.core.model_config import (
+    BatchInput,
+    BatchInputKind,
+    InputConfig,
+    ModelConfig,
+    OutputConfig,
+    WarmupInput,
+    WarmupSample,
+)
 
 SourceMaker = Callable[..., ModelSource]
 Load = Callable[..., LoadedModel]
@@ -90,6 +100,31 @@ def test_names_decide_only_what_nobody_wrote(load: Load) -> None:
     for mode in ("on", "off"):
         assert load(text, mode).signature.dependent_rows == named
     assert load(text, max_batch_size=8).signature.dependent_rows == ""
+
+
+@pytest.mark.parametrize("rows", [8, 0])
+def test_dims_that_the_model_refuses_are_warned_of(load: Load, rows: int) -> None:
+    """The file leaves the number of columns open, and its weights tell it."""
+    text = "net (float[n, columns] x) => (float[n, 3] y) { y = MatMul (x, w) }"
+    dims = (5,) if rows else (1, 5)
+    config = {"max_batch_size": rows, "is_batch_size_written": True, "inputs": tensors(InputConfig, "x", *dims)}
+    loaded = load(text, weights={"w": normal(4, 3)}, **config)
+    refusal = loaded.warm_up([])
+    assert refusal is not None
+    report = model_load_check(loaded)
+    if not rows:
+        assert report == NOT_CHECKED
+        report = report_on_refused_zeros(loaded, ModelConfig("net", **config), refusal, PATIENCE_SECONDS)
+    assert report.warning.startswith("each request may fail, as no made-up input runs; compare the inputs' data_type")
+    assert "MatMul dimension mismatch" in report.warning
+
+
+def test_a_model_that_takes_numbers_in_texts_is_not_warned_of(load: Load) -> None:
+    text = "net (string[2] x) => (float[2] y) { y = Cast <to = 1> (x) }"
+    loaded = load(text)
+    refusal = loaded.warm_up([])
+    assert refusal is not None
+    assert report_on_refused_zeros(loaded, ModelConfig("net"), refusal, PATIENCE_SECONDS) == NOT_CHECKED
 
 
 def test_a_check_that_is_off_does_not_run(load: Load) -> None:

@@ -133,15 +133,21 @@ def test_a_model_that_switches_loggers_off_is_still_heard(tmp_path: Path, caplog
 
 
 def test_an_output_that_the_configuration_does_not_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    other = "pb_utils.InferenceResponse([pb_utils.Tensor('y', np.ones(1, np.float32))])"
-    source = f"{HEAD}    def execute(self, requests):\n        return [answer(requests[0]), {other}]\n"
+    """It is said once of each, but not of an output beside an error, which counts instead of the outputs."""
+    others = "pb_utils.Tensor('y', np.ones(1, np.float32)), pb_utils.Tensor('Z', np.ones(1, np.float32))"
+    failed = "pb_utils.Tensor('F', np.ones(1, np.float32))"
+    source = f"{HEAD}    def execute(self, requests):\n        return [answer(requests[0]),"
+    source += f" pb_utils.InferenceResponse([{others}]),"
+    source += f" pb_utils.InferenceResponse([{failed}], error=pb_utils.TritonError('a fault'))]\n"
     with serving_source(tmp_path / "m", source, CONFIG) as model:
         for _ in range(2):
-            first, second = model.execute([request(X=X), request(X=X)])
+            first, second, _ = model.execute([request(X=X), request(X=X), request(X=X)])
             assert [*outputs(first)] == ["Y"]
             assert not outputs(second)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "model 'm' returned the output 'y', which its configuration lacks, so no client gets it; its outputs are: Y"
+        f"model 'm' returned the output '{name}', which its configuration lacks, so no client gets it; its outputs are:"
+        " Y"
+        for name in ("y", "Z")
     ]
 
 

@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.backends.base import ModelSource
+from rocserve.backends.base import Batch, ModelSource
+from rocserve.backends.refusals import report_on_refused_zeros
 from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError
 from rocserve.core.load_check import RECORDED_FILE, REFERENCE, ROWS, LoadCheckFailed, LoadCheckReport
 from rocserve.core.model_config import InputConfig, OutputConfig
 from rocserve.core.plain import to_json
+from rocserve.core.tensors import tensor_from_numpy
 from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve.load_check.reference import ReferenceVerdict, load_cases
 from rocserve.load_check.rows import Independence, RowsVerdict
@@ -189,6 +192,70 @@ def test_a_program_that_takes_no_made_up_input_is_loaded(load: Loader) -> None:
     model = load(function, torch.full((5, 4), 2e6))
     assert model.signature.dependent_rows.startswith("not checked: the engine takes no made-up input")
     assert model.load_check.failures == ()
+
+
+def table(rows: int) -> dict[str, Any]:
+    """The configuration of a program with an input of 5 columns."""
+    first = () if rows else (1,)
+    return {
+        "max_batch_size": rows,
+        "inputs": [InputConfig("INPUT__0", FP32, (*first, 5))],
+        "outputs": [OutputConfig("OUTPUT__0", FP32, (*first, 3))],
+    }
+
+
+@pytest.mark.parametrize("rows", [8, 0])
+def test_dims_that_the_program_refuses_are_warned_of(load: Loader, rows: int) -> None:
+    import torch
+
+    model = load(torch.nn.Linear(4, 3), file="model.pt", **table(rows))
+    refusal = model.warm_up([])
+    report = model.load_check
+    if not rows:
+        assert refusal is not None and report == LoadCheckReport()
+        report = report_on_refused_zeros(model, model._config, refusal, PATIENCE_SECONDS)
+    assert report.warning.startswith("each request may fail, as no made-up input runs; compare the inputs' data_type")
+    assert (
+        "; the error: PyTorch: RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x5 and 4x3)" in report.warning
+    )
+    assert not report.failures
+
+
+def test_a_program_that_takes_other_values_than_zeros_is_not_warned_of(load: Loader) -> None:
+    import torch
+
+    class Positive(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool((x == 0).all()):
+                raise ValueError("nothing but zeros")
+            return x[:, :3]
+
+    model = load(Positive(), file="model.pt", **table(0))
+    refusal = model.warm_up([])
+    assert refusal is not None
+    assert report_on_refused_zeros(model, model._config, refusal, PATIENCE_SECONDS) == LoadCheckReport()
+
+
+def test_a_result_of_another_datatype_is_an_error_of_its_request(load: Loader) -> None:
+    import torch
+
+    class Large(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool((x > 100).any()):
+                return x.long()
+            return x
+
+    config = {**table(0), "outputs": [OutputConfig("OUTPUT__0", FP32, (1, 5))]}
+    model = load(Large(), file="model.pt", **config)
+    text = "configuration expects datatype FP32 for output 'OUTPUT__0', model provides INT64 for this request; make the"
+
+    def answer(value: float) -> Any:
+        x = tensor_from_numpy("INPUT__0", np.full((1, 5), value, np.float32))
+        return model.execute(Batch({x.name: x}, ("OUTPUT__0",), (1,))).outputs["OUTPUT__0"]
+
+    with pytest.raises(ServeError, match=text):
+        answer(101)
+    assert answer(2).tolist() == [[2] * 5]
 
 
 def test_samples_show_what_made_up_inputs_cannot(load: Loader, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +12,7 @@ from support.load_check import unhurried
 from rocserve.core.datatypes import DataType
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
 from rocserve.load_check.facts import NO_FACTS, GraphFacts
-from rocserve.load_check.input_search import Found, NoInputs, find_inputs
+from rocserve.load_check.input_search import Found, NoInputs, find_inputs, refusal_of
 from rocserve.load_check.made_inputs import InputMaker, Recipe
 from rocserve.load_check.tensors import ROWS, Array, CheckedInput, Feed, Run
 
@@ -170,6 +171,23 @@ def test_says_why_nothing_runs() -> None:
         found(refuse, CheckedInput("x", DataType.FP32, (ROWS, 3)))
     with pytest.raises(NoInputs, match="its outputs are NaN"):
         found(lambda feed: {"y": feed["x"] * np.nan}, CheckedInput("x", DataType.FP32, (ROWS, 3)))
+
+
+def test_tells_a_model_that_refuses_all_from_one_that_takes_zeros() -> None:
+    def only_zeros(feed: Feed) -> Feed:
+        if feed["x"].any() or feed["text"][0, 0] != "0":
+            raise RuntimeError("too large")
+        return {"y": feed["x"]}
+
+    def refuse(feed: Feed) -> Feed:
+        raise RuntimeError("no kernel")
+
+    inputs = CheckedInput("x", DataType.FP32, (ROWS, 3)), CheckedInput("text", DataType.BYTES, (ROWS, 1))
+    for run, refusal in ((only_zeros, ""), (refuse, "no kernel")):
+        with pytest.raises(NoInputs) as none:
+            found(run, *inputs)
+        assert none.value.refusal == refusal
+        assert refusal_of(run, inputs, Budget(math.inf)) == refusal
 
 
 def test_sizes_that_would_fill_the_memory_are_not_tried() -> None:

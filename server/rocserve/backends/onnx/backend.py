@@ -316,9 +316,11 @@ class OnnxModel:
         if rows is not None and rows < BACKEND.default_max_batch_size:
             _LOG.debug("model '%s': memory suffices for batches of %d rows", self._config.name, rows)
 
-    def warm_up(self, samples: Sequence[Batch]) -> None:
+    def warm_up(self, samples: Sequence[Batch]) -> ServeError | None:
         """Run zeros at each fixed batch size (one row if there are neither sizes nor samples), then the samples. Open
-        dimensions of zeros have the smallest size or the configuration's, else 1. A failure on zeros is only logged."""
+        dimensions of zeros have the smallest size or the configuration's, else 1. Returns a refusal of zeros, if there
+        are no samples."""
+        refusal: ServeError | None = None
         # Warm-up batches run like served batches, through the first execution.
         execution, *_ = model_executions(self)
         padding = self.signature.padding
@@ -329,9 +331,11 @@ class OnnxModel:
                     execution.result()
             except ServeError as error:
                 _LOG.debug("model '%s': warm-up with zeros failed: %s", self._config.name, error)
+                refusal = error.with_traceback(None)
         for sample in samples:
             execution.start(sample)
             execution.result()
+        return None if samples else refusal
 
     def execute(self, batch: Batch) -> BatchResult:
         """Run a batch. Raises ServeError with ONNX Runtime's text: INVALID_ARGUMENT if ONNX Runtime blames the inputs,

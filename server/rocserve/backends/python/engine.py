@@ -81,8 +81,8 @@ class PythonModel:
         self._abandoned = AbandonedRequests(self._source.name)
         self._loop = EventLoop()
         self._model: Any = None
-        self._has_warned = False
-        """Whether the log says that an output is not in the configuration."""
+        self._unknown: set[str] = set()
+        """The outputs of which the log says that the configuration lacks them."""
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
         """Make the instance and call its `initialize`. Raises ServeError: the model's own, else INTERNAL with the
@@ -218,10 +218,8 @@ class PythonModel:
     ) -> Answer:
         """Return a response's wanted tensors; `reference_outputs` stay on the GPU. Safe on any thread."""
         tensors = self._tensors
-        if not self._has_warned:
-            self._warn_of_unknown(response, wanted)
         if tensors is None or not reference_outputs:
-            return answer_of(response, wanted)
+            return self._noted(response, answer_of(response, wanted))
         kept: list[SharedTensor] = []
 
         def sent(tensor: Tensor) -> core.Tensor:
@@ -232,14 +230,20 @@ class PythonModel:
 
         answer = answer_of(response, wanted, sent)
         tensors.wait()
+        answer = self._noted(response, answer)
         return replace(answer, slot=kept) if kept and isinstance(answer, ModelResponse) else answer
 
-    def _warn_of_unknown(self, response: InferenceResponse, wanted: tuple[str, ...]) -> None:
+    def _noted(self, response: InferenceResponse, answer: Answer) -> Answer:
+        """Return the answer. Warn once of each output that it lacks because the configuration does, and of so few that
+        they do not fill the log."""
+        if not isinstance(answer, ModelResponse) or len(answer.outputs) == len(response._tensors):
+            return answer
         for name in [tensor._tensor.name for tensor in response._tensors]:
-            if not (name in wanted or name in self._outputs or self._has_warned):
-                self._has_warned = True
+            if name not in self._outputs and name not in self._unknown and len(self._unknown) < 20:
+                self._unknown.add(name)
                 text = "model '%s' returned the output '%s', which its configuration lacks, so no client gets it%s"
                 _LOG.warning(text, self._source.name, name, names_hint("its outputs are", name, self._outputs))
+        return answer
 
     def _decoupled_fault(self) -> ServeError:
         return internal(

@@ -18,7 +18,7 @@ _TORCH: dict[DataType, torch.dtype] = {
     if datatype is not DataType.BYTES
 }
 """PyTorch has numpy's names."""
-_OURS = {theirs: ours for ours, theirs in _TORCH.items()}
+OURS = {theirs: ours for ours, theirs in _TORCH.items()}
 
 
 def torch_dtype(datatype: DataType) -> torch.dtype:
@@ -27,9 +27,9 @@ def torch_dtype(datatype: DataType) -> torch.dtype:
 
 def datatype_of(dtype: torch.dtype, what: str) -> DataType:
     """Return the protocol's datatype. Raises ServeError (INVALID_ARGUMENT) if the protocol has none."""
-    if dtype not in _OURS:
+    if dtype not in OURS:
         raise invalid_argument(f"{what} has dtype {dtype}, which the KServe protocol does not have")
-    return _OURS[dtype]
+    return OURS[dtype]
 
 
 def is_strings(value: Any) -> bool:
@@ -50,7 +50,7 @@ def from_torch(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
     is neither a dense tensor nor a list of strings."""
     if is_strings(value):
         return np.array([bytes_of_text(text) for text in value], np.object_)
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dtype not in _OURS:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dtype not in OURS:
         what = f"a {type(value).__name__}"
         if isinstance(value, torch.Tensor):
             kind = "tensor" if value.layout is torch.strided else f"tensor in {value.layout}"

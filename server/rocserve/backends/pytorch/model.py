@@ -19,7 +19,7 @@ from rocserve.backends.device_tensors import DeviceTensors, is_on_device, named_
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.checked_tensors import unchanged
-from rocserve.backends.pytorch.datatypes import to_torch, torch_dtype
+from rocserve.backends.pytorch.datatypes import OURS, is_strings, to_torch, torch_dtype
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
 from rocserve.backends.pytorch.index_limits import within_limits
 from rocserve.backends.pytorch.model_check import ModelCheck
@@ -252,9 +252,10 @@ class TorchModel:
         """See `model_preparation`."""
         return next(self._preparation, False)
 
-    def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run the samples; without samples, run zeros in the example's sizes. A program may fail on zeros. Raises
+    def warm_up(self, samples: Sequence[Batch]) -> ServeError | None:
+        """Run the samples; without samples, run zeros in the example's sizes. Returns a refusal of zeros. Raises
         ServeError, also (INVALID_ARGUMENT) if the program fails only because of the parameter `precision`."""
+        refusal: ServeError | None = None
         if not samples:
             zeros: list[Tensor] = []
             try:
@@ -268,6 +269,7 @@ class TorchModel:
             except ServeError as error:
                 self._check_precision(zeros, error)
                 _LOG.debug("model '%s': warm-up with zeros failed: %s", self._config.name, error)
+                refusal = error.with_traceback(None)
         for sample in samples:
             try:
                 failures: Iterable[ServeError] = self.execute(sample).failures.values()
@@ -279,6 +281,7 @@ class TorchModel:
                     raise failure
                 _LOG.debug("model '%s', in a warm-up sample: %s", self._config.name, failure)
         self._original = None
+        return refusal
 
     def _trial(self, inputs: Sequence[Tensor]) -> Any:
         try:
@@ -344,8 +347,26 @@ class TorchModel:
         if missing:
             failures = {**self._lacking(missing, outputs, batch), **failures}
             named.update((name, self._stand_in(name, sum(batch.request_sizes))) for name in missing)
+        for name, value in named.items():
+            self._check_datatype(name, value)
         result = named_outputs(named, self._config.max_batch_size > 0)
         return replace(result, failures=failures) if failures else result
+
+    def _check_datatype(self, name: str, value: Any) -> None:
+        """Raises ServeError (INTERNAL) if an output has another datatype than clients expect: that of TorchScript's
+        results may follow the inputs."""
+        declared = self._output_specs[name].datatype
+        if isinstance(value, torch.Tensor):
+            own: DataType | None = OURS.get(value.dtype)
+        elif is_strings(value):
+            own = DataType.BYTES
+        else:
+            return
+        if own is not None and own is not declared:
+            raise internal(
+                f"configuration expects datatype {declared.value} for output '{name}', model provides {own.value} for"
+                " this request; make the program return one datatype, whatever its inputs are"
+            )
 
     def _lacking(self, missing: Sequence[str], outputs: Sequence[Any], batch: Batch) -> Mapping[int, ServeError]:
         """Return the errors of the requests that want an output which the result lacks. Raises MissingOutput if that
