@@ -474,6 +474,23 @@ DEPENDENT: Mapping[str, Make] = {
         low=np.array(-5, np.float32),
         high=np.array(5, np.float32),
     ),
+    "rows weighted by how often they are there": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            own = Unsqueeze(x, one) others = Unsqueeze(x, zero) e = Equal(own, others) f = Cast<to = 1>(e)
+            all_equal = ReduceMin<axes = [2], keepdims = 0>(f) n = ReduceSum(all_equal, one) y = Mul(x, n) }""",
+        one=np.array([1]),
+        zero=np.array([0]),
+    ),
+    "zeros in place of a row that is there before": lambda: model(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            own = Unsqueeze(x, one) others = Unsqueeze(x, zero) e = Equal(own, others) f = Cast<to = 1>(e)
+            all_equal = ReduceMin<axes = [2], keepdims = 0>(f) before = Trilu<upper = 0>(all_equal, below)
+            seen = ReduceMax<axes = [1], keepdims = 1>(before) new = Sub(w, seen) y = Mul(x, new) }""",
+        one=np.array([1]),
+        zero=np.array([0]),
+        below=np.array(-1),
+        w=np.float32(1),
+    ),
     "another sign with four rows": lambda: _by_rows("c = Equal(n, k)", 4),
     "another sign with two rows": lambda: _by_rows("c = Equal(n, k)", 2),
     "another sign with a number of rows that five divides": lambda: _by_rows("m = Mod(n, k) c = Equal(m, zero)", 5),

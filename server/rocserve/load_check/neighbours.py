@@ -20,6 +20,8 @@ batch has an even number of rows; those of one or three rows do not show depende
 rows are the first and the last one of a batch that is as large as servers usually make it."""
 _OUTLIER, _OUTLIER_STEP = 30.0, 64
 """One value in 64 is 30 times larger; more of them would not be outliers."""
+SAME = "the same"
+"""The kind of a neighbour that is the row itself: such a batch alone shows nothing of others."""
 _USUAL, _QUIET, _NEAR, _ZEROS = "a usual row", "quiet", "near", "zeros"
 MANY_ROWS = 25
 """Rows of a batch of a model that answers with classes or texts only, which seldom show a difference."""
@@ -57,11 +59,8 @@ def groups(
     if most_rows == 2:
         yield from _pairs(maker, recipe, neighbours, (a, c, d), says_little)
     else:
-        # Among many rows, classes and texts are seldom all equal by chance.
-        same: Mapping[str, Feed] = {"the same": a} if says_little else {}
-        same_c: Mapping[str, Feed] = {"the same": c} if says_little else {}
-        yield Group([a, b], 1, {_USUAL: c, **neighbours, **same})
-        yield Group([c, b], 0, {_USUAL: a, "another": d, **same_c})
+        yield Group([a, b], 1, {_USUAL: c, **neighbours, SAME: a})
+        yield Group([c, b], 0, {_USUAL: a, "another": d, SAME: c})
         if _differ(quiet := maker.quiet(b), b):
             loud = maker.highest(recipe, _large(d, _LARGE))
             yield Group([quiet, maker.zeros(a)], 1, {_QUIET: maker.quiet(c), "large, beside quiet ones": loud})
@@ -93,15 +92,15 @@ def _pairs(
     small part of the time. A quiet row replaces several neighbours: it differs from the usual row, but in the same
     direction; zeros are close to it, and the usual row is large beside it."""
     a, c, d = rows
-    more: Mapping[str, Feed] = {_USUAL: c, "another": d, "the same": a} if says_little else {}
+    more: Mapping[str, Feed] = {_USUAL: c, "another": d} if says_little else {}
     quiet = {**maker.quiet(a), **_shared(maker, a)}
     if not _differ(quiet, a):
-        yield Group([a], 0, {_USUAL: c, **neighbours, **more})
+        yield Group([a], 0, {_USUAL: c, **neighbours, **more, SAME: a})
         yield Group([c], 1, {_USUAL: a, "another": d})
         return
     unlike = {kind: row for kind, row in neighbours.items() if kind != _ZEROS and (says_little or kind != _NEAR)}
     loud = maker.highest(recipe, _large(d, _LARGE))
-    yield Group([a], 0, {_QUIET: quiet, **unlike, **more})
+    yield Group([a], 0, {_QUIET: quiet, **unlike, **more, SAME: a})
     yield Group([quiet], 1, {_USUAL: a, _ZEROS: maker.zeros(a), "large, beside a quiet one": loud})
 
 

@@ -21,7 +21,7 @@ from rocserve.load_check.difference import by, difference
 from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.input_search import Found, NoInputs, find_inputs
 from rocserve.load_check.made_inputs import InputMaker, bits_of
-from rocserve.load_check.neighbours import Group, groups
+from rocserve.load_check.neighbours import SAME, Group, groups
 from rocserve.load_check.tensors import CheckedInput, Feed, Run
 
 _ROWS = 3
@@ -133,18 +133,26 @@ def check_rows(
     samples: Sequence[Feed] = (),
     is_noisy: bool = False,
     fixed_rows: int | None = None,
+    largest_batch: int = 0,
 ) -> RowsVerdict:
     """Decide by experiment, and by the file's facts, whether the outputs of a row depend on the other rows.
 
     `outputs` may name tensors of `facts.exposed` that `run` returns beside the model's outputs. `samples` are warm-up
     samples of one or more rows. `is_noisy`: equal runs may differ slightly (GPUs), so a repeated batch measures the
-    noise. `fixed_rows`: the engine takes batches of exactly this size. Never raises OutOfTime: a check that runs out of
+    noise. `fixed_rows`: the engine takes batches of exactly this size. `largest_batch`: the configuration's, 0 = it has
+    none; a size beyond the usual ones is tried, too. Never raises OutOfTime: a check that runs out of
     time is undecided."""
     encode = bits_of(inputs)
     trials = Trials(lambda feed: run(encode(feed)), budget)
     maker = InputMaker(inputs, facts, seed, samples)
     check = _RowsCheck(
-        trials, Batches(trials, inputs, outputs, facts.exposed, fixed_rows), maker, facts, is_noisy, fixed_rows
+        trials,
+        Batches(trials, inputs, outputs, facts.exposed, fixed_rows),
+        maker,
+        facts,
+        is_noisy,
+        fixed_rows,
+        largest_batch,
     )
     try:
         if facts.couples_rows:
@@ -178,6 +186,7 @@ class _RowsCheck:
         facts: GraphFacts,
         is_noisy: bool,
         fixed_rows: int | None,
+        largest_batch: int,
     ) -> None:
         self._trials = trials
         self._batches = batches
@@ -185,6 +194,9 @@ class _RowsCheck:
         self._facts = facts
         self._is_noisy = is_noisy
         self._fixed_rows = fixed_rows
+        self._largest_batch = largest_batch
+        self._sizes: set[int] = set()
+        """Of batches whose rows were compared with themselves alone."""
         self._compared = 0
         """Batches that were compared with one of another neighbour."""
 
@@ -206,6 +218,7 @@ class _RowsCheck:
                     raise _dependent(f"the engine takes 1 row, but not {len(usual)} rows")
                 continue
             if group.rows[0] is two[0]:
+                self._sizes.add(len(first[0]))
                 self._compare_alone(alone, group.kept(first[1]), found)
             self._compare_beside(group, first, neighbours)
         sizes = self._telling_sizes()
@@ -253,14 +266,16 @@ class _RowsCheck:
         return ([one, other], [alone, other_alone]), are_telling
 
     def _telling_sizes(self) -> Sequence[int]:
-        """Return sizes of batches: a round one, unless it takes longer than 0.1 s; those above a number that the model
-        compares something with, perhaps its rows, and of this number; and all up to the round one, as far as that takes
-        0.01 s."""
+        """Return sizes of batches: a round one and the largest, unless they take longer than 0.1 s; those above a
+        number that the model compares something with, perhaps its rows, and of this number; and all up to the round
+        one, as far as that takes 0.01 s."""
         if self._fixed_rows:
             return ()
         row = self._trials.fastest_row
         whole = [int(one) for one in self._facts.thresholds if one.is_integer() and 1 < one < _MOST_ROWS]
-        fast = [size for size in (_ROUND, *whole) if size * row <= 0.1]
+        # Making more rows would take longer than most checks.
+        largest = [min(self._largest_batch, 512)] if self._largest_batch > _ROUND else []
+        fast = [size for size in (_ROUND, *whole, *largest) if size * row <= 0.1 and size not in self._sizes]
         all_sizes = [size for size in range(2, _ROUND) if size * (size + 1) / 2 * row <= 0.01]
         return list(dict.fromkeys([*fast, *(size + 1 for size in whole if size >= _ROWS), *all_sizes]))
 
@@ -288,7 +303,9 @@ class _RowsCheck:
 
     def _first(self, group: Group, neighbours: Iterator[tuple[str, Feed]], before: _Ran | None) -> _Ran | None:
         """Run a group's batches until the engine takes one. `before`: the first batch of the group before."""
-        for _, row in neighbours:
+        for kind, row in neighbours:
+            if kind == SAME:
+                continue
             batch = group.batch(row)
             # The very same rows give the same outputs.
             if before is not None and list(map(id, before[0])) == list(map(id, batch)):
@@ -304,7 +321,7 @@ class _RowsCheck:
             if then is None:
                 # Large values may be refused even if they couple no rows.
                 continue
-            self._compared += 1
+            self._compared += kind != SAME
             name, largest = _largest(group.kept(first[1]), group.kept(then))
             # On a CPU it is 0.
             if largest <= 1e-6:

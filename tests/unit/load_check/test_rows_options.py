@@ -159,6 +159,14 @@ def test_one_row_at_a_time_decides_nothing() -> None:
     assert verdict.reason.startswith("not checked: the engine takes one row at a time")
 
 
+@pytest.mark.parametrize(("largest", "state"), [(256, Independence.DEPENDENT), (64, Independence.INDEPENDENT)])
+def test_the_largest_batch_that_is_configured_is_tried(largest: int, state: Independence) -> None:
+    text = """g (float[N, 4] x) => (float[N, 4] y) {
+        s = Shape(x) n = Gather(s, zero) c = Greater(n, k) other = Neg(x) y = Where(c, other, x) }"""
+    loaded = load(model(text, zero=np.array(0), k=np.array(200)))
+    assert loaded.check(largest_batch=largest).state is state
+
+
 def test_an_engine_that_takes_no_input_is_undecided() -> None:
     def refuse(feed: Feed) -> Feed:
         raise RuntimeError("sizes do not fit")

@@ -55,9 +55,11 @@ def with_checked_rows(
         facts, inputs = onnx_facts(opener.file.path), checked_inputs(session, sizes, has_rows=True)
         shown = opener.open_exposing(facts.exposed) if facts.exposed else session
         run, outputs = checked_run(shown, has_rows=True)
-        return check_rows(run, inputs, outputs, facts, Budget(seconds), seed_of(digest), samples)
+        budget, largest = Budget(seconds), model.config.max_batch_size
+        return check_rows(run, inputs, outputs, facts, budget, seed_of(digest), samples, largest_batch=largest)
 
-    return judged(model, signature, *checked_rows(model, verdict_key("rows", digest, *parts), seconds, check))
+    key = verdict_key("rows", digest, str(model.config.max_batch_size), *parts)
+    return judged(model, signature, *checked_rows(model, key, seconds, check))
 
 
 def without_experiment(signature: Signature) -> LoadCheckReport:

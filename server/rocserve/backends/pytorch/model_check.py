@@ -91,8 +91,9 @@ class ModelCheck:
             budget = Budget(self.seconds)
             outputs, most_rows = tuple(bound.outputs), fixed_rows(program.signature.most_rows)
             return check_rows(
-                run_of(bound, call), inputs, outputs, program.facts, budget, self._seed, samples, is_gpu, most_rows
-            )
+                run_of(bound, call), inputs, outputs, program.facts, budget, self._seed, samples, is_gpu, most_rows,
+                self._source.config.max_batch_size,
+            )  # fmt: skip
 
         self._judge_rows(self._key("eager", inputs, samples), check)
 
@@ -273,7 +274,7 @@ class ModelCheck:
 
     def _key(self, engine: str, inputs: Sequence[CheckedInput], samples: Sequence[Feed]) -> str:
         parts = (engine, *machine_parts(self._device), self._precision, repr(inputs), samples_digest(samples))
-        return verdict_key("rows", self._digest, *parts)
+        return verdict_key("rows", self._digest, str(self._source.config.max_batch_size), *parts)
 
     def _add(self, found: LoadCheckReport) -> None:
         self.report = self.report.then(found)
