@@ -182,6 +182,44 @@ def test_a_load_leaves_a_programs_state_as_it_was(load: Loader) -> None:
     assert [buffer.tolist() for buffer in script.program.buffers] == [[0.0]]
 
 
+@pytest.mark.parametrize("file", ["model.pt2", "model.pt"])
+def test_the_first_request_finds_a_programs_state_as_the_file_has_it(load: Loader, file: str) -> None:
+    """A recurrent network may keep its state in a buffer, and TorchScript also in other attributes."""
+    import torch
+
+    class Part(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(1))
+            if file == "model.pt":
+                self.runs, self.state = 0, torch.zeros(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(1)
+            if not torch.jit.is_scripting():
+                return x + 3 * self.total
+            self.runs += 1
+            self.state = self.state + 1
+            return x + self.total + self.state + self.runs
+
+    class Whole(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(x)
+
+    options = table(8) | {"outputs": [OutputConfig("OUTPUT__0", FP32, (5,))]} if file == "model.pt" else {}
+    model = load(Whole(), torch.rand(5, 5), file=file, **options)
+    model.warm_up([])
+    x = tensor_from_numpy(model.signature.inputs[0].name, np.zeros((1, 5), np.float32))
+    outputs = [spec.name for spec in model.signature.outputs]
+    for runs in (1, 2):
+        answer = model.execute(Batch({x.name: x}, tuple(outputs), (1,))).outputs[outputs[0]]
+        assert answer.tolist() == [[3 * runs] * 5]
+
+
 def test_a_program_that_takes_no_made_up_input_is_loaded(load: Loader) -> None:
     import torch
 

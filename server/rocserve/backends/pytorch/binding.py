@@ -57,8 +57,6 @@ class BoundProgram:
     """For each output where it is in a result; None = not known, or the file describes the outputs, in order."""
     is_described: bool = True
     """Whether the file describes the outputs."""
-    refusal: str = ""
-    """The error of the runs with zeros that were to show the outputs; "" = one ran, or none was needed."""
 
     def outputs_in(self, result: Any) -> list[Any]:
         """Return the outputs in a result of the program, in the order of `outputs`; None = the result lacks it."""
@@ -200,7 +198,7 @@ def _bind_results(bound: BoundProgram, config: ModelConfig, trial: Trial) -> Bou
             "model '%s' does not take zeros, and its outputs are not known before requests: %s", config.name, reason
         )
         specs = [_configured_spec(entry, batches) for entry in config.outputs]
-        return replace(_with_results(bound, specs, None), refusal=reason)
+        return _with_results(bound, specs, None)
     samples, result = runs[0]
     parts = parts_of(result)
     has = ", ".join(f"'{part.names[0]}'" for part in parts) or "no outputs"

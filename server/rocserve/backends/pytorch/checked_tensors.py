@@ -88,11 +88,15 @@ def _array(spec: TensorSpec, value: Any) -> Array:
 
 @contextmanager
 def unchanged(program: Program) -> Iterator[None]:
-    """Give the program its buffers back after made-up inputs have changed them: BatchNorm in training mode counts."""
+    """Give the program its buffers and attributes back after made-up inputs have changed them: BatchNorm in training
+    mode counts, and a recurrent network may keep its state."""
     before = [(buffer, buffer.clone()) for buffer in program.buffers if buffer.layout is torch.strided]
+    give_back = program.keep_attributes() if program.keep_attributes is not None else None
     try:
         yield
     finally:
         with torch.inference_mode():
             for buffer, values in before:
                 buffer.copy_(values)
+            if give_back is not None:
+                give_back()

@@ -263,9 +263,10 @@ class TorchModel:
                 zeros = self._bound.zeros(1, padding.smallest, padding)
                 batch = Batch({tensor.name: tensor for tensor in zeros}, tuple(self._bound.outputs), (1,))
                 # TorchScript profiles its first two runs, and then compiles for their shapes.
-                for _ in range(3):
-                    with suppress(MissingOutput):
-                        self.execute(batch)
+                with unchanged(self.program):
+                    for _ in range(3):
+                        with suppress(MissingOutput):
+                            self.execute(batch)
             except ServeError as error:
                 self._check_precision(zeros, error)
                 _LOG.debug("model '%s': warm-up with zeros failed: %s", self._config.name, error)

@@ -33,7 +33,7 @@ from rocserve.load_check.length_trials import LengthTrials
 from rocserve.load_check.made_inputs import seed_of
 from rocserve.load_check.padding import check_padding
 from rocserve.load_check.padding_verdict import PaddingVerdict, undecided
-from rocserve.load_check.rows import Independence, RowsVerdict, check_rows, couples, doubt_of, refusal_report
+from rocserve.load_check.rows import Independence, RowsVerdict, check_rows, couples, doubt_of
 from rocserve.load_check.tensors import CheckedInput, Feed
 from rocserve.load_check.verdict_cache import VerdictCache, verdict_key
 
@@ -243,11 +243,6 @@ class ModelCheck:
         """Add a clause to the report, if there is one."""
         if self._mode is not LoadCheckMode.OFF:
             self._add(LoadCheckReport((text,)))
-
-    def note_refusal(self, refusal: str) -> None:
-        """Warn that the program takes no zeros, and that nothing else may be tried."""
-        if self._mode is not LoadCheckMode.OFF:
-            self._add(refusal_report(refusal.partition("\n")[0]))
 
     def _judge_rows(self, key: str, check: Callable[[], RowsVerdict]) -> None:
         # A child process also imports PyTorch.

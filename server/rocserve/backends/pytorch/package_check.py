@@ -43,8 +43,6 @@ def check_package(source: ModelSource, program: Program, device: Any, bound: Bou
         check.child_end = table if table is None or table >= 32 else check.child_end
     if check.asks_for_rows(bound):
         check.check_rows_in_child(bound, program, lambda inputs, seed: rows_job(inputs, seed, check.seconds))
-    elif bound.refusal:
-        check.note_refusal(bound.refusal)
     check.padding_job = lambda inputs, seed, seconds, *padding: PackagePaddingJob(
         rows_job(inputs, seed, seconds), *padding
     )

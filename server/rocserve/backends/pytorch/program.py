@@ -90,6 +90,8 @@ class Program:
     facts: GraphFacts = NO_FACTS
     buffers: tuple[Any, ...] = ()
     """Tensors that runs may change."""
+    keep_attributes: Callable[[], Callable[[], None]] | None = None
+    """Copies what else runs may change, and returns a function that gives it back; None = they change nothing else."""
 
 
 def in_precision(program: Program, dtype: torch.dtype) -> Program:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.exported_file import import_operators, read_fault
 from rocserve.backends.pytorch.graph_facts import script_facts
@@ -30,7 +32,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
         raise
     except Exception as error:
         raise read_fault(path, error) from error
-    facts, buffers = script_facts(module), tuple(module.buffers())
+    facts, buffers, keep_attributes = script_facts(module), tuple(module.buffers()), partial(_keep_attributes, module)
     weights = module.state_dict()
     precision = precision_of(weights)
     devices = tuple(sorted({str(one.device) for one in weights.values() if isinstance(one, torch.Tensor)}))
@@ -49,6 +51,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
             devices,
             facts=facts,
             buffers=buffers,
+            keep_attributes=keep_attributes,
         )
     for argument in needed:
         if not _is_tensor(argument) and str(argument.type) != "List[str]":
@@ -64,7 +67,38 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
 
     names = [(name, f"INPUT__{index}") for index, name in enumerate(argument_names)]
     signature = without_shapes(names, precision, by_position=True)
-    return Program(call, signature, devices, facts=facts, buffers=buffers)
+    return Program(call, signature, devices, facts=facts, buffers=buffers, keep_attributes=keep_attributes)
+
+
+def _keep_attributes(module: Any) -> Callable[[], None]:
+    """Copy the attributes that the program uses, without its weights and tables, and return a function that gives them
+    back: as the same tensors, because captured graphs know their places."""
+    graph = module.inlined_graph
+    changed = {node.s("name") for node in graph.findAllNodes("prim::SetAttr")}
+    used = changed | {node.s("name") for node in graph.findAllNodes("prim::GetAttr")}
+    others = {id(one): one for one in (*module.parameters(), *module.buffers())}
+    kept: list[tuple[Any, str, Any, Any]] = []
+    for part in module.modules():
+        for name in used:
+            if not part._c.hasattr(name):
+                continue
+            value = part._c.getattr(name)
+            is_state = isinstance(value, torch.Tensor) and id(value) not in others
+            if name in changed or is_state:
+                kept.append((part._c, name, value, _copied(value)))
+
+    def give_back() -> None:
+        for part, name, value, copy in kept:
+            if isinstance(value, torch.Tensor):
+                value.copy_(copy)
+            part.setattr(name, value if isinstance(value, torch.Tensor) else copy)
+
+    return give_back
+
+
+def _copied(value: Any) -> Any:
+    """Copy a value, whose tensors a run may overwrite."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
 def _load(path: Path, device: torch.device | None) -> Any:
