@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from rocserve.load_check.made_inputs import changed_floats
-from rocserve.load_check.tensors import Array, CheckedInput, Feed
+from rocserve.load_check.tensors import Array, CheckedInput, Feed, largest_integer
 
 PLAIN = "plain"
 NAN = "nan"
@@ -22,10 +22,14 @@ _BEYOND_HALF = 70000
 
 
 def edge_inputs(
-    inputs: Sequence[CheckedInput], plain: Feed, has_half: bool = False, has_casts: bool = False
+    inputs: Sequence[CheckedInput],
+    plain: Feed,
+    has_half: bool = False,
+    has_casts: bool = False,
+    compared: Sequence[float] = (),
 ) -> Iterator[tuple[str, Feed]]:
     """Yield inputs by the kind of their values, the plain ones first. `has_half`: the file computes in float16.
-    `has_casts`: the model casts floats to integers that cannot be negative."""
+    `has_casts`: the model casts floats to integers that cannot be negative. `compared`: see GraphFacts."""
     yield PLAIN, plain
     made = {
         LARGE: changed_floats(plain, _large),
@@ -41,6 +45,9 @@ def edge_inputs(
         made[BEYOND_HALF] = _with_some(_BEYOND_HALF, plain)
     if has_casts:
         made["positive"] = changed_floats(plain, np.abs)
+    made["other flags"] = _other_flags(inputs, plain)
+    for number in compared:
+        made |= _beside(number, inputs, plain)
     for name, feed in made.items():
         if any(feed[tensor] is not values and not _equal(feed[tensor], values) for tensor, values in plain.items()):
             yield name, feed
@@ -70,6 +77,39 @@ def _zero_bytes(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
         name: np.resize((256, 0), values.shape).astype(values.dtype) if name in wide else values
         for name, values in plain.items()
     }
+
+
+def _other_flags(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
+    """Return the inputs with the other value in each flag: it may choose what the model computes. Arrays of BOOL may be
+    masks, of which not all elements may be hidden."""
+    flags = {given.name for given in inputs if given.kind == "b" and not given.is_mask}
+    return {
+        name: np.asarray(~values) if name in flags and values.size == (len(values) if values.ndim else 1) else values
+        for name, values in plain.items()
+    }
+
+
+def _beside(number: float, inputs: Sequence[CheckedInput], plain: Feed) -> Mapping[str, Feed]:
+    """Return the inputs with numbers on either side of a number, and with integers equal to it, by kind. Elements still
+    differ, so that what is computed of them is seen."""
+    step = max(1.0, abs(number)) / 4
+    whole = [given for given in inputs if given.kind in "iu" and not (given.is_mask or given.is_length)]
+
+    def integers(value: float) -> dict[str, Array]:
+        return {
+            given.name: np.full_like(plain[given.name], int(value))
+            for given in whole
+            if given.least <= value <= largest_integer(given.datatype)
+        }
+
+    def floats(direction: int) -> Feed:
+        return changed_floats(plain, lambda values: number + direction * step * (1 + np.abs(values)))
+
+    made = {f"above {number:g}": {**floats(1), **integers(np.floor(number) + 1)}}
+    made[f"below {number:g}"] = {**floats(-1), **integers(np.ceil(number) - 1)}
+    if float(number).is_integer():
+        made[f"equal to {number:g}"] = {**plain, **integers(number)}
+    return made
 
 
 def _large(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> object:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+LARGEST_COMPARED = 300
+"""In GraphFacts.compared: engines differ in larger numbers, however they compute."""
 MOST_THRESHOLDS = 4
 """Each costs two runs of a batch. Graphs with more compare sizes of loops, seldom values."""
 
@@ -32,6 +34,8 @@ class GraphFacts:
     """Inner tensors from which labels and indices are chosen. The rows check sees more if they are outputs, too."""
     thresholds: tuple[float, ...] = ()
     """Constants that choose the model's branch: If and Where compare a number of the batch with them."""
+    compared: tuple[float, ...] = ()
+    """Constants that the model compares numbers with: beyond each, it may compute something else."""
     texts: tuple[str, ...] = ()
     """Constants that the model compares texts with."""
     narrowed: Mapping[str, str] = field(default_factory=dict)

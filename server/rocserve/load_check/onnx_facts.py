@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rocserve.load_check.facts import MOST_THRESHOLDS, NO_FACTS, GraphFacts
+from rocserve.load_check.facts import LARGEST_COMPARED, MOST_THRESHOLDS, NO_FACTS, GraphFacts
 from rocserve.load_check.onnx_graph import OnnxGraph
 from rocserve.load_check.onnx_message import ElementType, Node
 from rocserve.load_check.tensors import Array
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
 _COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
+_MOST_MAKERS = 200
 _OVER_ALL = frozenset(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"))
 _CHOICES = frozenset(("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "Round", "TopK", *_COMPARISONS))
 """Operators that turn numbers into few values."""
@@ -55,6 +56,7 @@ def _facts(graph: OnnxGraph) -> GraphFacts:
         precision=_precision(graph),
         exposed=tuple(itertools.islice(dict.fromkeys(_chosen_from(graph)), 4)),
         thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(graph)), MOST_THRESHOLDS)),
+        compared=tuple(itertools.islice(dict.fromkeys(_compared(graph)), MOST_THRESHOLDS)),
         narrowed=dict(_narrowed(graph)),
         texts=tuple(itertools.islice(dict.fromkeys(_compared_texts(graph)), MOST_THRESHOLDS)),
     )
@@ -263,6 +265,31 @@ def _thresholds(graph: OnnxGraph) -> Iterator[float]:
             number = graph.number(node.input[place])
             if number is not None and (node.output[0] in steering or _is_of_whole_tensor(node.input[1 - place], graph)):
                 yield number
+
+
+def _compared(graph: OnnxGraph) -> Iterator[float]:
+    """Yield the constants of comparisons that the values of the made-up inputs may have."""
+    for node in graph.nodes:
+        if node.op_type not in _COMPARISONS:
+            continue
+        for place in (0, 1):
+            number = graph.number(node.input[place])
+            if number is not None and abs(number) <= LARGEST_COMPARED and _has_values(node.input[1 - place], graph):
+                yield number
+
+
+def _has_values(name: str, graph: OnnxGraph) -> bool:
+    """Return whether a tensor is made of the values of inputs, not of constants and sizes alone."""
+    waiting, seen = [name], set[str]()
+    while waiting and len(seen) < _MOST_MAKERS:
+        current = waiting.pop()
+        node = graph.makers.get(current)
+        if node is None and current and current not in graph.initializers:
+            return True
+        if node is not None and current not in seen and node.op_type not in ("Shape", "Size"):
+            waiting += node.input
+        seen.add(current)
+    return bool(waiting)
 
 
 def _is_of_whole_tensor(name: str, graph: OnnxGraph) -> bool:

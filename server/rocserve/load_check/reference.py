@@ -95,7 +95,7 @@ def reference_cases(
         found = find_inputs(trials, lambda row: run(joined([row] * max(rows, 1), inputs)), maker)
         plain = joined([maker.row(found.recipe, row_name(number)) for number in range(max(rows, 1))], inputs)
         again = run(plain)
-        for name, feed in edge_inputs(inputs, plain, facts.precision == "fp16", bool(facts.narrowed)):
+        for name, feed in edge_inputs(inputs, plain, facts.precision == "fp16", bool(facts.narrowed), facts.compared):
             answer, moved = run(feed), run(nudged(feed))
             if answer is None or moved is None:
                 continue

@@ -196,3 +196,23 @@ def test_texts_that_operators_know() -> None:
     words = onnx_facts(model(graph)).words
     assert len(words) == 200 and words[:2] == ("word000", "word003") and words[-1] == "word597"
     assert onnx_facts(model("g (float[N] x) => (float[N] y) { y = Abs(x) }")).words == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "compared"),
+    [
+        ("a = Greater(x, seven) y = Where(a, x, n)", (7,)),
+        ("a = Less(far, x) y = Where(a, x, n)", ()),
+        # Exporters compare sizes with -1 where they expand a tensor.
+        ("s = Shape(x) k = Cast <to = 1> (s) a = Equal(k, minus) b = Cast <to = 1> (a) y = Mul(x, b)", ()),
+        (
+            "s = Shape(x) k = Cast <to = 1> (s) v = ReduceMax(x) m = Mul(k, v) a = Equal(m, minus) y = Where(a, x, n)",
+            (-1,),
+        ),
+        ("a = Greater(minus, seven) y = Where(a, x, n)", ()),
+    ],
+)
+def test_numbers_that_values_are_compared_with(text: str, compared: tuple[float, ...]) -> None:
+    numbers = {"seven": np.float32(7), "far": np.float32(1e6), "minus": np.float32(-1)}
+    facts = onnx_facts(model(f"g (float[N, 4] x) => (float[N, 4] y) {{ n = Neg(x) {text} }}", **numbers))
+    assert facts.compared == compared

@@ -83,6 +83,33 @@ def test_names_what_is_wrong(text: str, candidate: Callable[[Feed], Array], case
     assert verdict.reason.startswith(f"output 'y' is wrong with {case} inputs: ")
 
 
+_BRANCHES = {
+    "a flag": "a = Identity(flag) y = Where(a, p, n)",
+    "a flag of If": """y = If(flag) <then_branch = one () => (float[N, 4] u) { u = Identity(p) },
+        else_branch = other () => (float[N, 4] v) { v = Identity(n) }>""",
+    "a mode": "a = Equal(mode, seven) y = Where(a, p, n)",
+    "a mode above a number": "a = Greater(mode, seven) y = Where(a, p, n)",
+    "a largest value": "m = ReduceMax<keepdims = 0>(x) a = Greater(m, far) y = Where(a, p, n)",
+    "a value below a number": "a = Less(x, minus_far) y = Where(a, p, n)",
+}
+
+
+@pytest.mark.parametrize("wrong", ["p", "n"])
+@pytest.mark.parametrize("kind", _BRANCHES)
+def test_an_engine_is_wrong_in_one_branch_only(kind: str, wrong: str) -> None:
+    """Without an input that takes it, the branch would serve wrong answers."""
+    numbers = {"seven": np.array(7), "far": np.float32(200), "minus_far": np.float32(-250)}
+
+    def engine(fault: str = "") -> Loaded:
+        p, n = ("Softsign(x)" if fault == "p" else "Tanh(x)"), ("Cos(x)" if fault == "n" else "Sin(x)")
+        inputs = "float[N, 4] x, bool flag, int64 mode"
+        return load(model(f"g ({inputs}) => (float[N, 4] y) {{ p = {p} n = {n} {_BRANCHES[kind]} }}", **numbers))
+
+    right, faulty = engine(), engine(wrong)
+    assert compare(cases_of(right), right.run, "fp32").right
+    assert not compare(cases_of(right), faulty.run, "fp32").right
+
+
 def test_negative_indices_that_the_reference_takes() -> None:
     text = "g (float[3, 4] x, int64[3, 4] i) => (float[3, 4] y) { y = GatherElements<axis = 0>(x, i) }"
     loaded = load(model(text))

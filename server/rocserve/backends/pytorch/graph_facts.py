@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rocserve.backends.pytorch.exported_file import is_in_training, operator_name, training_switch
-from rocserve.load_check.facts import MOST_THRESHOLDS, GraphFacts
+from rocserve.load_check.facts import LARGEST_COMPARED, MOST_THRESHOLDS, GraphFacts
 
 _ONE_SCALE = "{} takes one scale from all rows"
 
@@ -20,10 +20,12 @@ def graph_facts(exported: Any) -> GraphFacts:
     graphs = [module.graph for module in exported.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     nodes = [node for graph in graphs for node in graph.nodes]
     fed = {node for graph in graphs for node in _fed(graph, set(exported.graph_signature.user_inputs))}
+    thresholds = tuple(itertools.islice(dict.fromkeys(_thresholds(nodes, fed)), MOST_THRESHOLDS))
     return GraphFacts(
         couples_rows=next(_couplings(nodes, fed), ""),
         is_random=next((_short(node) for node in nodes if _is_random(node)), ""),
-        thresholds=tuple(itertools.islice(dict.fromkeys(_thresholds(nodes, fed)), MOST_THRESHOLDS)),
+        thresholds=thresholds,
+        compared=tuple(value for value in thresholds if abs(value) <= LARGEST_COMPARED),
     )
 
 
