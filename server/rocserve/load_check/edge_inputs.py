@@ -17,6 +17,7 @@ LARGE = "large"
 """This case may overflow a type of few bits even in a correct engine."""
 _NAN_PLACES, _NAN_STEP = (0, 7), 10
 """Some are the first of a reduced group, some are not. The places of two inputs differ."""
+_FLAGS, _ABOVE, _BELOW, _EQUAL = "other flags", "above", "below", "equal to"
 _BEYOND_HALF = 70000
 """Infinity in float16, which reaches to 65504."""
 
@@ -45,7 +46,7 @@ def edge_inputs(
         made[BEYOND_HALF] = _with_some(_BEYOND_HALF, plain)
     if has_casts:
         made["positive"] = changed_floats(plain, np.abs)
-    made["other flags"] = _other_flags(inputs, plain)
+    made[_FLAGS] = _other_flags(inputs, plain)
     for number in compared:
         made |= _beside(number, inputs, plain)
     for name, feed in made.items():
@@ -105,10 +106,10 @@ def _beside(number: float, inputs: Sequence[CheckedInput], plain: Feed) -> Mappi
     def floats(direction: int) -> Feed:
         return changed_floats(plain, lambda values: number + direction * step * (1 + np.abs(values)))
 
-    made = {f"above {number:g}": {**floats(1), **integers(np.floor(number) + 1)}}
-    made[f"below {number:g}"] = {**floats(-1), **integers(np.ceil(number) - 1)}
+    made = {f"{_ABOVE} {number:g}": {**floats(1), **integers(np.floor(number) + 1)}}
+    made[f"{_BELOW} {number:g}"] = {**floats(-1), **integers(np.ceil(number) - 1)}
     if float(number).is_integer():
-        made[f"equal to {number:g}"] = {**plain, **integers(number)}
+        made[f"{_EQUAL} {number:g}"] = {**plain, **integers(number)}
     return made
 
 
@@ -136,6 +137,12 @@ def _with_some(special: float, plain: Feed) -> Feed:
         return np.where(chosen, special, values).astype(values.dtype)
 
     return {name: changed(name, values) if name in floats else values for name, values in plain.items()}
+
+
+def chooses_branch(name: str) -> bool:
+    """Return whether the inputs of this kind are there for the branch that they choose. They may also hide everything
+    from a network that attends to something, whose answer is NaN then."""
+    return name.startswith((_FLAGS, _ABOVE, _BELOW, _EQUAL))
 
 
 def is_special(values: Array) -> Array:

@@ -14,7 +14,16 @@ import numpy as np
 from rocserve.load_check.batches import joined
 from rocserve.load_check.budget import Budget, OutOfTime, Trials
 from rocserve.load_check.difference import NOTHING, difference, differences, example, largest
-from rocserve.load_check.edge_inputs import BEYOND_HALF, LARGE, NAN, PLAIN, TIES, edge_inputs, is_special
+from rocserve.load_check.edge_inputs import (
+    BEYOND_HALF,
+    LARGE,
+    NAN,
+    PLAIN,
+    TIES,
+    chooses_branch,
+    edge_inputs,
+    is_special,
+)
 from rocserve.load_check.facts import GraphFacts
 from rocserve.load_check.input_search import NoInputs, find_inputs
 from rocserve.load_check.made_inputs import InputMaker, bits_of, nudged, row_name
@@ -107,6 +116,8 @@ def reference_cases(
                 for one in outputs
                 if _is_defined(answer[one], {**feed, **answer}.get(facts.narrowed.get(one, "")))
             }
+            if chooses_branch(name):
+                answer = {one: values for one, values in answer.items() if _is_finite(values)}
             noise = differences(answer, moved)
             if name == TIES and cases:
                 # A nudge decides a tie, but an engine gets the tie itself. Arithmetic may make classes equally likely.
@@ -245,6 +256,10 @@ def _errors(case: Case, answer: Feed, tolerance: float, scales: Mapping[str, flo
         given = np.asarray(answer[output]) if output in answer else None
         text = "it is missing" if given is None else example(case.outputs[output], given) if size else ""
         yield _Error(size, output, case.name, max(tolerance, noise), text)
+
+
+def _is_finite(values: Array) -> bool:
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
 def _is_defined(values: Array, narrowed: Array | None) -> bool:

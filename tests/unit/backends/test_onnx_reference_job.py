@@ -92,3 +92,26 @@ def test_there_is_no_reference_of_what_onnx_runtime_does_not_run(tmp_path: Path)
     assert unknown.reason.startswith("ONNX Runtime cannot open it: ") and "MyFancyOp" in unknown.reason
     never = perform(tmp_path, model(helper.make_node("Reshape", ["x", "zero"], ["y"])))
     assert never.cases == 0 and "no made-up input runs" in never.reason
+
+
+def test_rows_are_tried_in_the_largest_batch_that_is_configured(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["n200"], value_int=200),
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"]),
+        helper.make_node("Div", ["n", "n200"], ["k"]),
+        helper.make_node("Cast", ["k"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "f"], ["y"]),
+    ]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(*nodes))
+    states = []
+    for largest in (64, 256):
+        cases_file = str(tmp_path / "cases.npz")
+        job = OnnxReferenceJob(
+            "m", str(path), {"x": (2,)}, True, cases_file, 3, PATIENCE_SECONDS, largest_batch=largest
+        )
+        found = job.perform(lambda phase: None)
+        assert found.rows is not None
+        states.append(found.rows.state)
+    assert states == [Independence.INDEPENDENT, Independence.DEPENDENT]

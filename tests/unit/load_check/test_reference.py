@@ -110,6 +110,17 @@ def test_an_engine_is_wrong_in_one_branch_only(kind: str, wrong: str) -> None:
     assert not compare(cases_of(right), faulty.run, "fp32").right
 
 
+def test_an_engine_may_answer_anything_where_nothing_is_left() -> None:
+    """Softmax of a row in which all is hidden is NaN, or zeros in fused kernels."""
+    text = """g (float[N, 4] x, int64[N, 4] ids) => (float[N, 4] y) {
+        hidden = Equal(ids, zero) low = Where(hidden, least, x) y = Softmax <axis = 1> (low) }"""
+    loaded = load(model(text, zero=np.array(0), least=np.float32(-np.inf)))
+    cases = cases_of(loaded)
+    assert any("equal to" in case.name for case in cases)
+    verdict = compare(cases, lambda feed: {"y": np.nan_to_num(loaded.run(feed)["y"])}, "fp32")
+    assert verdict.right, verdict.reason
+
+
 def test_negative_indices_that_the_reference_takes() -> None:
     text = "g (float[3, 4] x, int64[3, 4] i) => (float[3, 4] y) { y = GatherElements<axis = 0>(x, i) }"
     loaded = load(model(text))

@@ -156,7 +156,8 @@ class ModelCheck:
             return
         engine = self._engine_for(model)
         where = to_json(self._context.environment).decode() if isinstance(engine, str) else engine.name
-        key = verdict_key("rows", model.digest, repr(sorted(model.shapes.items())), str(model.file_batch), where)
+        sizes = (str(model.file_batch), str(self._context.model.config.max_batch_size))
+        key = verdict_key("rows", model.digest, repr(sorted(model.shapes.items())), *sizes, where)
         self.rows = self._verdicts.find(key, RowsVerdict)
         if self.rows is None:
             with self._checking("running batches of different rows"):
@@ -247,7 +248,8 @@ class ModelCheck:
             return "no other engine runs it"
         if not is_installed("onnxruntime"):
             return "ONNX Runtime is not installed"
-        job = partial(OnnxReferenceJob, self._context.model.name, str(model.onnx_file))
+        largest = self._context.model.config.max_batch_size
+        job = partial(OnnxReferenceJob, self._context.model.name, str(model.onnx_file), largest_batch=largest)
         return ReferenceEngine(self._reference_name, self._context.onnxruntime, job)
 
     def _reference(

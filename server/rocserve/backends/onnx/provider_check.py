@@ -22,6 +22,7 @@ from rocserve.backends.onnx.rows_check import (
     judged,
     model_digest,
     needs_rows_check,
+    rows_verdict_key,
     session_parts,
     without_experiment,
 )
@@ -76,7 +77,7 @@ class ProviderCheck:
         )
         sizes, samples = configured_sizes(self.model.config, has_rows=batches), sample_feeds(self.model, signature)
         parts = (model_digest(self.model, self.weights), *session_parts(self.model.config, sizes, samples))
-        rows_key = verdict_key("rows", *parts)
+        rows_key = rows_verdict_key(self.model.config, parts)
         self._reference_key = verdict_key("reference", *parts, *map(_described, self.plan.providers))
         rows = self._cache.find(rows_key, RowsVerdict) if checks_rows else None
         self._known = self._cache.find(self._reference_key, ReferenceVerdict)
@@ -145,6 +146,7 @@ class ProviderCheck:
                 seconds,
                 str(samples_file) if samples else "",
                 tuple(str(model.model_folder / name) for name in model.config.operator_libraries),
+                model.config.max_batch_size,
             )
             runner = JobRunner(JobEngine("ONNX Runtime"), model.report_check, logging.getLogger(__name__))
             try:

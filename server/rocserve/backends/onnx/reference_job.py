@@ -50,6 +50,8 @@ class OnnxReferenceJob:
     """Cases whose inputs are warm-up samples; "" = none."""
     operator_libraries: tuple[str, ...] = ()
     """Libraries of custom operators that the model needs."""
+    largest_batch: int = 0
+    """The configuration's; 0 = it has none."""
 
     @property
     def title(self) -> str:
@@ -83,7 +85,10 @@ class OnnxReferenceJob:
                 if facts.exposed:
                     exposing = open_session(file.exposing(facts.exposed), self.operator_libraries)
                     trial, shown = checked_run(exposing, has_rows)
-                rows = check_rows(trial, inputs, shown, facts, budget, seed, samples, fixed_rows=fixed)
+                rows = check_rows(
+                    trial, inputs, shown, facts, budget, seed, samples,
+                    fixed_rows=fixed, largest_batch=self.largest_batch,
+                )  # fmt: skip
         report("computing cases")
         if inner := set(facts.narrowed.values()).difference(outputs, (one.name for one in inputs)):
             run, _ = checked_run(open_session(file.exposing(sorted(inner)), self.operator_libraries), has_rows)

@@ -58,7 +58,7 @@ def with_checked_rows(
         budget, largest = Budget(seconds), model.config.max_batch_size
         return check_rows(run, inputs, outputs, facts, budget, seed_of(digest), samples, largest_batch=largest)
 
-    key = verdict_key("rows", digest, str(model.config.max_batch_size), *parts)
+    key = rows_verdict_key(model.config, (digest, *parts))
     return judged(model, signature, *checked_rows(model, key, seconds, check))
 
 
@@ -80,6 +80,11 @@ def judged(
 def model_digest(model: ModelSource, weights: ExternalWeights) -> str:
     """Return the digest of a model's file with its weights, of large files from the cache."""
     return VerdictCache(cache_directory(model.settings)).digest(model.model_file, tuple(weights.files.values()))
+
+
+def rows_verdict_key(config: ModelConfig, parts: Sequence[str]) -> str:
+    """Return the key of a verdict on rows. `parts`: the model's digest, and `session_parts`."""
+    return verdict_key("rows", str(config.max_batch_size), *parts)
 
 
 def session_parts(config: ModelConfig, sizes: Sizes, samples: Sequence[Feed]) -> Sequence[str]:
