@@ -102,7 +102,7 @@ class Measure:
 
 def measures(read: Sequence[Module]) -> Sequence[Measure]:
     return (
-        Measure("lines", sum(one.lines for one in read), 86_267),
+        Measure("lines", sum(one.lines for one in read), 86_278),
         Measure("modules", len(read), 532),
         Measure("classes", sum(one.classes for one in read), 948),
         Measure("constants of modules", sum(len(one.constants) for one in read), 847),

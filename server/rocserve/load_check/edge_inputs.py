@@ -40,6 +40,7 @@ def edge_inputs(
         "minus one": _negative_indices(inputs, plain),
         "small integers": _small_integers(inputs, plain),
         "zero bytes": _zero_bytes(inputs, plain),
+        "high bits": _high_bits(inputs, plain),
         NAN: _with_some(np.nan, plain),
     }
     if has_half:
@@ -76,6 +77,16 @@ def _zero_bytes(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
     }
     return {
         name: np.resize((256, 0), values.shape).astype(values.dtype) if name in wide else values
+        for name, values in plain.items()
+    }
+
+
+def _high_bits(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
+    """Return the inputs with integers that are negative to an engine which takes them for signed ones. Plain bytes have
+    their highest bit already."""
+    wide = {given.name for given in inputs if given.kind == "u" and given.datatype.itemsize > 1 and not given.is_mask}
+    return {
+        name: np.asarray(values | values.dtype.type(1 << (8 * values.dtype.itemsize - 1))) if name in wide else values
         for name, values in plain.items()
     }
 

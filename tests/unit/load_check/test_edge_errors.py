@@ -225,3 +225,16 @@ def test_a_half_precision_norm_that_overflows_is_wrong_in_its_own_file_alone() -
 
     assert not overflowing("fp32", "fp16")
     assert overflowing("fp16", "fp32")
+
+
+@pytest.mark.parametrize("datatype", [DataType.UINT16, DataType.UINT32, DataType.UINT64])
+def test_integers_that_are_taken_for_signed_ones(datatype: DataType) -> None:
+    kind = datatype.numpy_dtype
+    inputs, plain = [CheckedInput("x", datatype, (2, 3))], {"x": np.arange(6).reshape(2, 3).astype(kind)}
+    cases = [Case(name, feed, feed, {"x": 0.0}) for name, feed in edge_inputs(inputs, plain)]
+
+    def signed(feed: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {"x": np.maximum(feed["x"].view(kind.name.removeprefix("u")), 0).astype(kind)}
+
+    assert compare(cases, dict, "fp32").right
+    assert compare(cases, signed, "fp32").case == "high bits"
