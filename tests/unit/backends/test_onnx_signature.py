@@ -117,6 +117,30 @@ def test_a_label_that_is_said_to_be_single_has_the_inputs_rows(
     assert label.tolist() == [2, 2][: rows or 2]
 
 
+@pytest.mark.parametrize(
+    ("params", "warning"),
+    [
+        ('{"loss_function": {"type": "RMSE"}}', ""),
+        ('{"loss_function": {"type": "Poisson"}}', "with loss 'Poisson' CatBoost's exporter leaves out exp of"),
+        ('{"loss_function": {"type": "MultiLogloss"}}', "leaves out the sigmoid of each class"),
+        ('{"loss_function": "Poisson"}', ""),
+        ("cut off", ""),
+    ],
+)
+def test_what_catboosts_exporter_leaves_out_is_named_once(
+    model_source: SourceMaker, caplog: pytest.LogCaptureFixture, params: str, warning: str
+) -> None:
+    """Some losses apply a function to the sum of the trees, which the exporter does not write."""
+    trees = helper.make_node("LinearRegressor", ["X"], ["Y"], domain="ai.onnx.ml", coefficients=[1.0, 1.0])
+    message = onnx.ModelProto.FromString(model_bytes([trees], [info("X", ["N", 2])], [info("Y", ["N"])]))
+    message.producer_name = "CatBoost"
+    message.opset_import.add(domain="ai.onnx.ml", version=2)
+    message.metadata_props.add(key="params", value=params)
+    load(model_source("model.onnx", message.SerializeToString(), max_batch_size=8))
+    assert caplog.text.count("exporter leaves out") == bool(warning)
+    assert warning in caplog.text
+
+
 def test_the_tensor_may_be_an_output_itself(model_source: SourceMaker) -> None:
     model = load(model_source("model.onnx", map_classifier([0, 1, 2], other_outputs=("scores",))))
     assert [spec.name for spec in model.signature.outputs] == ["label", "maps", "scores"]

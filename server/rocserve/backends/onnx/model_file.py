@@ -9,6 +9,7 @@ exporter also declares one label for any number of rows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,11 @@ FATAL_ONLY = 4
 """ONNX Runtime's level of the log in which it writes no errors, which it also raises."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """ONNX Runtime's option for the folder of the external weights of a model that is given as bytes."""
+_LEFT_OUT = dict.fromkeys(("Poisson", "Tweedie"), "exp of the predictions; apply it in the client") | dict.fromkeys(
+    ("MultiClassOneVsAll", "MultiLogloss", "MultiCrossEntropy"),
+    "the sigmoid of each class, and takes a softmax over all instead; run CatBoost itself in a model.py",
+)
+"""Loss of CatBoost -> what its exporter leaves out (findings/catboost_export_forgets_exponent_and_sigmoids.sh)."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,19 @@ def may_need_correction(session: Any) -> bool:
         return True
     has_single = any(node.shape == [1] and node.type in ("tensor(int64)", "tensor(string)") for node in outputs)
     return has_single and not any(isinstance(node.shape[0], int) for node in session.get_inputs() if node.shape)
+
+
+def left_out(session: Any) -> str:
+    """Return what CatBoost computes with this model and its exporter does not write; "" = nothing, or unknown."""
+    about = session.get_modelmeta()
+    if about.producer_name != "CatBoost":
+        return ""
+    try:
+        loss = json.loads(about.custom_metadata_map["params"])["loss_function"]["type"]
+        return f"with loss '{loss}' CatBoost's exporter leaves out {_LEFT_OUT[loss]}"
+    except (ValueError, LookupError, TypeError):
+        # Another loss, or a file that was changed.
+        return ""
 
 
 def corrected(path: Path) -> ModelFile:

@@ -32,7 +32,7 @@ from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.migraphx.installation import remedy_if_missing
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, stable_weights
-from rocserve.backends.onnx.model_file import FATAL_ONLY, WEIGHTS_FOLDER, ModelFile, open_served
+from rocserve.backends.onnx.model_file import FATAL_ONLY, WEIGHTS_FOLDER, ModelFile, left_out, open_served
 from rocserve.backends.onnx.provider_options import MIGRAPHX_PROVIDER, plugin_options
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.output_capture import OutputCapture
@@ -136,6 +136,7 @@ class SessionOpener:
         self._plan = plan
         self.file = ModelFile(model.model_file)
         """The plan of the sessions; may change with the first session."""
+        self._is_first = True
         # A GPU gets its own copy of the weights anyway.
         self._weights = NO_WEIGHTS if plan.on_gpu else weights
 
@@ -250,7 +251,9 @@ class SessionOpener:
                 what,
                 "; its labels are the classes" if classes else "",
             )
-        self.file = served
+        if self._is_first and (missing := left_out(session)):
+            _LOG.warning("model '%s': %s", self._model.name, missing)
+        self.file, self._is_first = served, False
         return session
 
     def _options(self, instance_count: int) -> Any:
