@@ -456,6 +456,15 @@ def test_session_options_follow_the_parameters() -> None:
     assert chosen.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
+def test_without_optimisations_two_draws_of_one_tensor_stay_two(model_source: SourceMaker) -> None:
+    """ONNX Runtime 1.32.0 merges such nodes, because its list of random operators lacks Bernoulli."""
+    spec = (FLOAT, ["batch", 1000])
+    draws = [helper.make_node("Bernoulli", ["X"], [name]) for name in ("first", "second")]
+    content = graph([*draws, helper.make_node("Sub", ["first", "second"], ["OUTPUT0"])], {"X": spec}, {"OUTPUT0": spec})
+    source = model_source("model.onnx", content, parameters={"graph_optimization_level": "disable"})
+    assert run_one(load(source), "X", np.full((1, 1000), 0.5, np.float32)).any()
+
+
 def square_of_four() -> bytes:
     """Y = matmul(X, constant 4 x 4), X FP32 [batch, length]: it works for a length of 4 only."""
     weights = helper.make_tensor("weights", FLOAT, [4, 4], np.eye(4, dtype=np.float32).tobytes(), raw=True)
