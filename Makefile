@@ -165,7 +165,7 @@ bench: setup
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu $(ARGUMENTS)
 
-# The images of docker/, built and tried without an engine: needs root, buildah and debootstrap (Debian's packages).
+# The images of docker/, built and tried without an engine: needs root, buildah and mmdebstrap (Debian's packages).
 IMAGES ?= cpu rocm dev
 images: setup
 	docker/build-images.sh $(IMAGES)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the images of the Dockerfiles and sends a request to a server in each, without a container engine and a registry:
-# the base image is made from Debian's packages, with the name in the Dockerfiles. Needs root, buildah and debootstrap;
+# the base image is made from Debian's packages, with the name in the Dockerfiles. Needs root, buildah and mmdebstrap;
 # `make images` calls it.
 #
 #   build-images.sh cpu rocm dev    builds the named images; rocm with MIGraphX's reference target
@@ -14,33 +14,44 @@ mirror=${ROCSERVE_DEBIAN_MIRROR:-http://deb.debian.org/debian}
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
 export PYTHONPATH=$PWD/server:$PWD/tools:$PWD/clients
-for command in buildah debootstrap; do
-  command -v "$command" >/dev/null || { echo "images: $command is missing (apt-get install buildah debootstrap)"; exit 1; }
+for command in buildah mmdebstrap; do
+  command -v "$command" >/dev/null || { echo "images: $command is missing (apt-get install buildah mmdebstrap)"; exit 1; }
 done
 [ "$(id -u)" = 0 ] || { echo "images: only root can make the base"; exit 1; }
 
 work=$(mktemp -d)
-# Without namespaces, and with plain folders for layers, so that it works inside of a container too.
-export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs CONTAINERS_STORAGE_CONF=$work/storage.conf
-printf '[storage]\ndriver = "vfs"\nrunroot = "%s/run"\ngraphroot = "%s/images"\n' "$work" "$work" >"$work/storage.conf"
+mkdir "$work"/{lower,upper,turn,merged}
+# Overlays share the files of layers. Where they cannot be mounted, as inside of most containers, each layer is a copy.
+driver=vfs
+if mount -t overlay overlay -o "lowerdir=$work/lower,upperdir=$work/upper,workdir=$work/turn" "$work/merged" 2>/dev/null; then
+  umount "$work/merged"
+  driver=overlay
+fi
+# Without namespaces, so that it works inside of a container too.
+export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=$driver CONTAINERS_STORAGE_CONF=$work/storage.conf
+printf '[storage]\ndriver = "%s"\nrunroot = "%s/run"\ngraphroot = "%s/images"\n' "$driver" "$work" "$work" >"$work/storage.conf"
 server=
 finish() {
   [ -z "$server" ] || kill -- -"$server" 2>/dev/null || true
   wait
+  # What a step that failed has left mounted: nothing there may be removed through a mount.
+  awk -v work="$work/" 'index($2, work) == 1 { print $2 }' /proc/mounts | sort -r | xargs -r umount --lazy
   rm -rf "$work"
 }
 trap finish EXIT
 
 echo "images: making $base of Debian's packages"
-debootstrap --variant=minbase --include=ca-certificates,python3-pip,python3-venv bookworm "$work/base" "$mirror" \
-  >"$work/log" || { tail -n 5 "$work/log"; exit 1; }
-rm -rf "$work/base"/var/{cache/apt/archives/*.deb,lib/apt/lists/*}
-tar -C "$work/base" -cf "$work/base.tar" .
-rm -rf "$work/base"
+container=$(buildah from scratch)
+root=$(buildah mount "$container")
+# Without what Debian's slim images leave out, too.
+left_out=()
+for folder in doc groff info lintian locale man; do left_out+=("--dpkgopt=path-exclude=/usr/share/$folder/*"); done
+mmdebstrap --mode=root --variant=apt --include=ca-certificates,python3-pip,python3-venv "${left_out[@]}" \
+  bookworm "$root" "$mirror" >"$work/log" 2>&1 || { tail -n 5 "$work/log"; exit 1; }
 # In the real base image Python is not Debian's, pip may install into it, and its name is `python`.
-printf 'FROM scratch\nADD base.tar /\nRUN ln -s python3 /usr/bin/python\nENV PIP_BREAK_SYSTEM_PACKAGES=1\n' >"$work/Dockerfile"
-buildah build --quiet --file "$work/Dockerfile" --tag "docker.io/library/$base" "$work" >/dev/null
-rm "$work/base.tar"
+ln -s python3 "$root/usr/bin/python"
+buildah config --env PIP_BREAK_SYSTEM_PACKAGES=1 "$container"
+buildah commit --quiet --rm "$container" "docker.io/library/$base" >/dev/null
 
 # pip's settings in one file, and the files that the settings name.
 { echo "[global]"; "$python" -m pip config list | sed -nE "s/^[^=]*\.([a-z-]+)='(.*)'$/\1 = \2/p" | sort -u -t= -k1,1; } >"$work/pip.conf"
