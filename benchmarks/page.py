@@ -26,7 +26,7 @@ from benchmarks.rocserve_peer import rocserve_server
 from benchmarks.server_process import ServerProcess, free_port
 
 _RESULTS = Path(__file__).parent / "results"
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _OPENINGS = 7
 _SETTLING_SECONDS = 5.0
 """After the page's first answers, which come once."""

@@ -28,7 +28,7 @@ TREE = Path(__file__).parents[1]
 SAMPLES = ("digits", "digits_classifier", "digits_preprocess", "detect_shapes", "detect_shapes_network",
            "detect_shapes_postprocess", "detect_shapes_preprocess")  # fmt: skip
 PHOTO = TREE / "tests" / "data" / "shapes" / "03.jpg"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 LOAD_SECONDS = 40.0
 """How long clients send requests before the first picture, so that charts and rates have something to show."""
 PAGE_SECONDS = 12.0
