@@ -1,8 +1,8 @@
 """Writes EfficientNet-Lite0 with its real weights as PyTorch files, and photographs: `python real_weights.py MODEL.onnx
 FOLDER`.
 
-The files: exported.pt2, quantised.pt2, and photographs.npz with the images, PyTorch's scores of them, and what the
-pytorch backend computes from quantised.pt2, in this process, because an import of PyTorch is most of a load.
+The files: exported.pt2, quantised.pt2, which `rocserve quantise` writes and compares, and photographs.npz with the
+images and PyTorch's scores of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ import onnx
 import torch
 
 from rocserve import cli
-from rocserve.backends.base import Batch, ModelSource
-from rocserve.backends.pytorch import eager
-from rocserve.core.model_config import InstanceKind, ModelConfig
-from rocserve.core.tensors import tensor_from_numpy
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "clients" / "examples"))
 from demo_photos import PHOTOGRAPHS
@@ -38,14 +34,6 @@ def prepared(photograph: Path) -> np.ndarray:
     return ((image[top : top + SIDE, left : left + SIDE].astype(np.float32) - 127) / 128).transpose(2, 0, 1)
 
 
-def served(file: Path, images: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return the pytorch backend's scores, and the precision that it tells."""
-    model = eager.load(ModelSource("m", 1, file.parent, file.parent, file, ModelConfig("m"), InstanceKind.CPU, None, 1))
-    name, output = model.signature.inputs[0].name, model.signature.outputs[0].name
-    batch = Batch({name: tensor_from_numpy(name, images)}, (output,), (len(images),))
-    return np.array(model.execute(batch).outputs[output]), model.properties.get("precision", "")
-
-
 def main(model: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     libraries = Path(torch.__file__).parents[1]
@@ -57,8 +45,7 @@ def main(model: Path, folder: Path) -> None:
     np.save(folder / "data.npy", images)
     flags = ("--method=static", f"--data={folder / 'data.npy'}", f"--out={folder / 'quantised'}.pt2")
     assert cli.main(["quantise", str(folder / "exported.pt2"), *flags]) == 0
-    quantised, precision = served(folder / "quantised.pt2", images)
-    np.savez(folder / "photographs.npz", images=images, scores=scores, quantised=quantised, precision=precision)
+    np.savez(folder / "photographs.npz", images=images, scores=scores)
 
 
 if __name__ == "__main__":
