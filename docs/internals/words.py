@@ -106,10 +106,13 @@ def spaced(expression: str) -> re.Pattern[str]:
 
 
 COMPILED = tuple((spaced(rule.words), rule.instead, tuple(map(spaced, rule.fine))) for rule in RULES)
+ANY = spaced("|".join(rule.words for rule in RULES))
 
 
 def findings_in(file: str, pieces: Iterator[Piece]) -> Iterator[Finding]:
     for piece in pieces:
+        if not ANY.search(piece.text):
+            continue
         for words, instead, exceptions in COMPILED:
             for match in words.finditer(piece.text):
                 fine = (one.span() for exception in exceptions for one in exception.finditer(piece.text))
@@ -118,10 +121,10 @@ def findings_in(file: str, pieces: Iterator[Piece]) -> Iterator[Finding]:
                     yield Finding(file, line, " ".join(re.sub(r"\s(?:#|//|\*)", " ", match[0]).split()), instead)
 
 
-def pieces_of_python(text: str, tree: ast.Module) -> Iterator[Piece]:
+def pieces_of_python(text: str, nodes: Sequence[ast.AST]) -> Iterator[Piece]:
     """Yield string literals, joined ones as one, and comments, those of consecutive lines as one."""
     lines = text.splitlines(keepends=True)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = (one.value if isinstance(one, ast.Constant) else "{}" for one in node.values)
             yield Piece(node.lineno, "".join(map(str, parts)), "".join(lines[node.lineno - 1 : node.end_lineno]))
@@ -141,8 +144,8 @@ def pieces_of_python(text: str, tree: ast.Module) -> Iterator[Piece]:
         yield Piece(first, comment)
 
 
-def names_in_python(file: str, tree: ast.Module) -> Iterator[Finding]:
-    for node in ast.walk(tree):
+def names_in_python(file: str, nodes: Sequence[ast.AST]) -> Iterator[Finding]:
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             name = node.id
         elif isinstance(node, ast.arg):
@@ -157,8 +160,8 @@ def findings_of(path: Path, file: str) -> Sequence[Finding]:
     text = path.read_text()
     if path.suffix != ".py":
         return sorted(set(findings_in(file, iter((Piece(1, text),)))))
-    tree = ast.parse(text)
-    return sorted({*findings_in(file, pieces_of_python(text, tree)), *names_in_python(file, tree)})
+    nodes = [*ast.walk(ast.parse(text))]
+    return sorted({*findings_in(file, pieces_of_python(text, nodes)), *names_in_python(file, nodes)})
 
 
 def files() -> Sequence[str]:
