@@ -170,8 +170,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=when)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    # A million objects that stay: the garbage collector would visit them again and again.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    # A million objects that stay: the garbage collector need not visit them each time a test calls it.
+    # It need not visit them each time a test calls it either.
     gc.collect()
     gc.freeze()
 
