@@ -36,6 +36,8 @@ class WebServer:
         """The commit, whatever the files hold; "" = derived from the files."""
         self.cut = ""
         """The path whose answer ends before its last byte."""
+        self.other_links = ""
+        """Links that a page of the hub names before the link to the next one."""
         self.asked: list[str] = []
         web = self
 
@@ -94,7 +96,7 @@ class WebServer:
             folder = path.removeprefix(f"{api}/tree/{self.commit}").strip("/")
             entries = [_entry(name, data) for name, data in sorted(self.hub.items()) if name.startswith(folder)]
             begin = int(query.partition("cursor=")[2] or 0)
-            more = f'<{self.url}{path}?recursive=true&cursor={begin + _PAGE}>; rel="next"'
+            more = f'{self.other_links}<{self.url}{path}?recursive=true&cursor={begin + _PAGE}>; rel="next"'
             link = {"Link": more} if begin + _PAGE < len(entries) else {}
             return json.dumps(entries[begin : begin + _PAGE]).encode(), link
         name = unquote(path).removeprefix(f"/org/model/resolve/{self.commit}/")

@@ -56,9 +56,15 @@ class RemotePlace:
         return cache / "repositories" / f"{words}-{hashlib.sha256(self.url.encode()).hexdigest()[:12]}"
 
 
+def is_url(text: str) -> bool:
+    """Return whether a repository's name is meant as a URL: `s3:/bucket` is one with a slash too few."""
+    begins_as_one = re.match(rf"({'|'.join(kind.value for kind in StoreKind)}|http):", text)
+    return "://" in text or bool(begins_as_one and not Path(text).exists())
+
+
 def parse_remote(text: str) -> RemotePlace:
     """Parse a repository URL. Raises ValueError with the known forms if the URL has none of them."""
-    scheme, _, rest = text.partition("://")
+    scheme, _, rest = text.partition(":")
     forms = {
         StoreKind.S3: "s3://BUCKET[/PREFIX], s3://HOST:PORT/BUCKET[/PREFIX] or s3://https://HOST[:PORT]/BUCKET[/PREFIX]",
         StoreKind.GOOGLE: "gs://BUCKET[/PREFIX]",
@@ -80,6 +86,9 @@ def parse_remote(text: str) -> RemotePlace:
             f"unknown scheme {scheme}://, expected a folder of this machine, or one of {'; '.join(forms.values())}"
         )
     kind = kinds[scheme]
+    if not rest.startswith("//"):
+        raise ValueError(f"expected {forms[kind]}, got '{text}'")
+    rest = rest[2:]
     endpoint = ""
     found = re.fullmatch(r"(?P<scheme>https?://)?(?P<host>[^/]+?(?P<port>:\d+)?)/(?P<rest>.*)", rest)
     if found and kind is not StoreKind.HUGGING_FACE and (found["scheme"] or found["port"]):

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocserve.core.remote_places import RemotePlace, parse_remote
+from rocserve.core.remote_places import RemotePlace, is_url, parse_remote
 from rocserve.presets import NAMES
 from rocserve.settings.flag import (
     BOOLEAN,
@@ -61,7 +61,7 @@ def repository(text: str) -> Path | RemotePlace:
     if not text:
         # An empty path would mean the working directory.
         raise ValueError("expected a path or a URL, got ''; is a variable of the shell not set?")
-    return parse_remote(text) if "://" in text else Path(text)
+    return parse_remote(text) if is_url(text) else Path(text)
 
 
 class WhatKind(enum.Enum):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import shutil
 import tarfile
 import zlib
@@ -90,9 +91,15 @@ class HubSource(Source):
             return commit, self._objects
         entries: list[Any] = []
         page = f"{api}/tree/{commit}/{quote(self._place.prefix)}".rstrip("/") + "?recursive=true"
-        while page:
+        read = set[str]()
+        while page and page not in read:
+            read.add(page)
             answer, page = self._ask(page)
             entries += answer
+        if page:
+            raise StoreError(
+                f"expected a listing with an end, got a page that leads back to an earlier one; check {self._endpoint}"
+            )
         files = [entry for entry in entries if entry["type"] == "file"]
         return commit, [
             RemoteObject(
@@ -110,8 +117,9 @@ class HubSource(Source):
             # The token must not go to the target of a redirect.
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         with urllib.request.urlopen(request, timeout=20.0) as answer:
-            next_page, _, relation = answer.headers.get("Link", "").partition(";")
-            return json.load(answer), urljoin(url, next_page.strip("<> ")) if 'rel="next"' in relation else ""
+            # A link header may hold several links, separated by commas: <URL>; rel="first", <URL>; rel="next".
+            found = re.search(r'<([^>]*)>[^<]*;\s*rel="?next\b', ", ".join(answer.headers.get_all("Link", [])))
+            return json.load(answer), urljoin(url, found[1]) if found else ""
 
 
 class ArchiveSource(Source):

@@ -40,6 +40,17 @@ async def test_all_files_of_a_commit_are_objects(web: WebServer, tmp_path: Path)
     assert await contents(source_of(web), tmp_path) == web.hub
 
 
+async def test_a_page_may_name_other_pages_too(web: WebServer) -> None:
+    web.other_links = f'<{web.url}/first>; title="a; b"; rel="first", '
+    assert {item.key for item in await source_of(web).listing()} == set(web.hub)
+
+
+async def test_a_listing_whose_pages_go_round_has_failed(web: WebServer) -> None:
+    web.other_links = f'<{web.url}/api/models/org/model/tree/{web.commit}?recursive=true>; rel="next", '
+    with pytest.raises(StoreError, match="got a page that leads back to an earlier one"):
+        await source_of(web).listing()
+
+
 async def test_a_folder_may_be_named(web: WebServer, tmp_path: Path) -> None:
     found = await contents(source_of(web, "hf://org/model/onnx"), tmp_path)
     assert set(found) == {"m/1/model.onnx", "m/config.pbtxt", "m/labels file.txt"}

@@ -11,6 +11,7 @@ import pytest
 from rocserve.core.remote_places import StoreKind, parse_remote
 from rocserve.repository.remote.object_store import store_options
 from rocserve.repository.remote.objects import WHOLE, RemoteObject, StoreError, arrange
+from rocserve.settings.repository import repository
 
 
 @pytest.mark.parametrize(
@@ -62,11 +63,21 @@ def test_what_signs_an_archives_url_is_not_told() -> None:
         "as://account",
         "hf://model",
         "gs://b?x=1",
+        "s3:/bucket",
+        "s3:bucket",
     ],
 )
 def test_the_error_of_another_form_says_what_is_expected(url: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_remote(url)
+
+
+def test_a_url_with_a_slash_too_few_is_not_taken_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"expected s3://BUCKET\[/PREFIX\].*, got 's3:/bucket'"):
+        repository("s3:/bucket")
+    monkeypatch.chdir(tmp_path)
+    Path("s3:").mkdir()
+    assert repository("s3:") == Path("s3:")
 
 
 @pytest.mark.parametrize("url", ["https://example.com/models.zip", "https://example.com", "https://u:secret@h/m.tar"])
