@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
@@ -31,7 +32,7 @@ from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import request_inputs
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import BatchOutcome
-from rocserve.workers.worker_end import ReceivedBatch
+from rocserve.workers.worker_end import ReceivedBatch, _sleep_ahead
 
 
 def test_an_answer_by_hand(peer: Peer) -> None:
@@ -71,6 +72,40 @@ def test_a_worker_polls_where_the_last_batch_came_soon(plane: PlaneLoop, poll_se
     peer.send()
     thread.join(PATIENCE_SECONDS)
     assert len(taken) == 2
+    peer.end()
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("waits", "slept"),
+    [
+        ([0.0002] * 8, [0.00015]),
+        ([0.0003, 0.0002] * 4, [0.00015]),
+        ([0.0002] * 7 + [0.0005], []),
+        ([0.0002] * 7 + [0.0], []),
+        ([0.00004] * 8, []),
+    ],
+)
+def test_a_worker_sleeps_for_a_part_of_waits_that_are_alike(
+    monkeypatch: pytest.MonkeyPatch, waits: list[float], slept: list[float]
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(time, "sleep", asked.append)
+    _sleep_ahead(deque(waits, 8))
+    assert asked == pytest.approx(slept)
+
+
+def test_batches_that_come_in_a_rhythm_are_all_taken(plane: PlaneLoop) -> None:
+    peer = Peer(plane, poll_seconds=PATIENCE_SECONDS)
+    taken: list[ReceivedBatch] = []
+    thread = threading.Thread(target=lambda: taken.extend(peer.take() for _ in range(30)), daemon=True)
+    thread.start()
+    for count in range(30):
+        wait_until(lambda expected=count: len(taken) == expected, "the batch before")
+        time.sleep(0.002)
+        peer.send()
+    thread.join(PATIENCE_SECONDS)
+    assert len(taken) == 30
     peer.end()
     peer.close()
 
