@@ -35,7 +35,7 @@ def file(nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], **de
     ]
     made = helper.make_graph(nodes, "graph", *infos, tensors)
     content: bytes = helper.make_model(
-        made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+        made, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=8
     ).SerializeToString()
     return content
 
@@ -52,6 +52,12 @@ SQUEEZED = file(
     {"x": ["n", 2]},
     {"y": ["n", 2]},
     axis=2,
+)
+# As CatBoost exports a regressor: the file declares one value for each row, and the operator gives a column.
+COLUMN = file(
+    [helper.make_node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", coefficients=[2.0, 1.0])],
+    {"x": ["n", 2]},
+    {"y": ["n"]},
 )
 BATCHED = """
 max_batch_size: 4
@@ -70,6 +76,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
         "default": DEFAULT,
         "nothing_past": NOTHING_PAST,
         "squeezed": SQUEEZED,
+        "column": COLUMN,
     }.items():
         drop(repository, name, content)
     drop(repository, "any_rank_batched", ANY_RANK, BATCHED)
@@ -157,3 +164,11 @@ def test_an_answer_for_one_row_keeps_its_row(server: RocserveProcess, protocol: 
     for rows in (1, 1, 3, 1):
         values = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
         assert asked(server, protocol, model, "y", x=values) == values.tolist()
+
+
+def test_a_column_that_the_file_calls_one_value_for_each_row(server: RocserveProcess, protocol: ModuleType) -> None:
+    """The client gets the shape that the metadata has."""
+    with Client(server.address) as client:
+        assert client.model_metadata("column").outputs[0].shape == (-1, 1)
+    assert asked(server, protocol, "column", "y", x=[[1, 2]]) == [[4]]
+    assert asked(server, protocol, "column", "y", x=[[1, 2], [3, 4], [5, 6]]) == [[4], [10], [16]]

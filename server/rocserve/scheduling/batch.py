@@ -142,15 +142,17 @@ class ResponseMaker:
         if config is None or config.reshape is None:
             return head
         lead = head.shape[:1] if self._batching else ()
-        if not self._batching and not config.reshape and head.shape:
-            # Only the model's file can declare an output a scalar, and some exporters declare it wrongly.
+        own = head.shape[len(lead) :]
+        if not config.reshape and own and (own == tuple(config.dims) or not self._batching):
+            # The file declares a scalar, or one for each row, and the engine computes what clients get: some exporters
+            # (CatBoost's of a regressor) declare it wrongly.
             return head
         if len(head.shape) != len(config.reshape) + len(lead):
             raise internal(
                 f"output '{head.name}' has the shape {list(head.shape)}, expected {len(config.reshape) + len(lead)}"
                 f" dimensions, because the configuration reshapes it from {list(config.reshape)}"
             )
-        return head._replace(shape=(*lead, *reshape_dims(head.shape[len(lead) :], config.reshape, config.dims)))
+        return head._replace(shape=(*lead, *reshape_dims(own, config.reshape, config.dims)))
 
 
 @dataclass(slots=True, eq=False)
