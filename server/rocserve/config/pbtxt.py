@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def parse_text(text: str, message: Message, source: str) -> None:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         line, column = error.GetLine() or 1, error.GetColumn() or 1
-        what = _explain(str(error), text, line, message)
+        what = _explain(str(error), text, line, column, message)
         # A document mark, a list entry, a name without a value, or an unquoted text. Each match stays within its line,
         # because a search across a million empty lines would take quadratic time.
         yaml = r"(?m)^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$"
@@ -105,19 +105,41 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     return f"; expected one of: {', '.join(names)}" if names else ""
 
 
-def _explain(error: str, text: str, line: int, message: Message) -> str:
+def _explain(error: str, text: str, line: int, column: int, message: Message) -> str:
     reason = re.sub(r"^\d+:\d+ : ", "", error)
     lines = text.split("\n")
     quoted = f"'{lines[line - 1]}': " if line <= len(lines) else ""
     reason = reason.removeprefix(quoted).rstrip(".")
     if match := NO_FIELD.match(reason):
         return unknown_field(match, message)
-    if match := re.match(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\w+)', reason):
+    if match := re.match(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>"?\w+"?)', reason):
+        written, name = match["name"], match["name"].strip('"')
         values = list(message.DESCRIPTOR.file.pool.FindEnumTypeByName(match["type"]).values_by_name)
-        prefixed = [value for value in values if value.split("_", 1)[-1] == match["name"].upper()]
+        prefixed = [value for value in values if value.split("_", 1)[-1] == name.upper()]
         kind = match["type"].rsplit(".", 1)[-1]
-        return f"unknown value {match['name']} of {kind}{suggest(match['name'], prefixed or values)}"
-    return reason[:1].lower() + reason[1:]
+        quotes = " (remove the quotes)" if written != name else ""
+        return f"unknown value {written} of {kind}{quotes}{suggest(name, prefixed or values)}"
+    # An unfinished text ends in a line that the parser quotes, though it is empty.
+    reason = reason.removeprefix("'': ")
+    return reason[:1].lower() + reason[1:] + _remedy(reason, lines, line, column)
+
+
+def _remedy(reason: str, lines: Sequence[str], line: int, column: int) -> str:
+    """Return the end of an error about a value that does not fit its field; "" = the reason suffices."""
+    # No more of the text than a name takes, since a file may be one long line.
+    place = lines[line - 1] if line <= len(lines) else ""
+    before, after = place[max(column - 200, 0) : column - 1].rstrip(), place[column - 1 : column + 200].strip()
+    above = before or next((text[-200:].rstrip() for text in reversed(lines[: line - 1]) if text.strip()), "")
+    if above.endswith(",") and after.startswith("]"):
+        return "; remove the comma before ]"
+    if reason == 'Expected "{"' and (field := re.search(r"(\w+)\s*:?$", before)):
+        example = 'string_value: "..." ' if field[1] == "value" else "... " if after else ""
+        return f"; {field[1]} is a message: write {field[1]} {{ {example}}}"
+    if reason.startswith("Couldn't parse integer"):
+        return "; write a whole number" + (", or -1 for any size" if re.search(r"\bdims:\s*\[?[^\]]*$", before) else "")
+    if reason.startswith("Expected string"):
+        return "; write texts in quotes"
+    return ""
 
 
 def unknown_field(found: re.Match[str], message: Message) -> str:

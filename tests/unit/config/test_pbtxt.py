@@ -33,8 +33,30 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
             "output {\n  data_type: FP32 }",
             "config.pbtxt:2:14: unknown value FP32 of DataType; did you mean 'TYPE_FP32'?",
         ),
-        ("name: 3", "config.pbtxt:1:7: expected string but found: '3'"),
-        ('max_batch_size: "8"', 'config.pbtxt:1:17: couldn\'t parse integer: "8"'),
+        (
+            'input { data_type: "FP32" }',
+            "config.pbtxt:1:20: unknown value \"FP32\" of DataType (remove the quotes); did you mean 'TYPE_FP32'?",
+        ),
+        ("name: 3", "config.pbtxt:1:7: expected string but found: '3'; write texts in quotes"),
+        ('max_batch_size: "8"', 'config.pbtxt:1:17: couldn\'t parse integer: "8"; write a whole number'),
+        (
+            "input { dims: [batch, 4] }",
+            "config.pbtxt:1:16: couldn't parse integer: batch; write a whole number, or -1 for any size",
+        ),
+        ("input { dims: [ 4, ] }", "config.pbtxt:1:20: couldn't parse integer: ]; remove the comma before ]"),
+        ("input [\n  { dims: 4 },\n\n]", 'config.pbtxt:4:1: expected "{"; remove the comma before ]'),
+        (
+            'parameters { key: "engine" value: "cpu" }',
+            'config.pbtxt:1:35: expected "{"; value is a message: write value { string_value: "..." }',
+        ),
+        (
+            "version_policy: latest",
+            'config.pbtxt:1:17: expected "{"; version_policy is a message: write version_policy { ... }',
+        ),
+        (
+            "dynamic_batching",
+            'config.pbtxt:1:17: expected "{"; dynamic_batching is a message: write dynamic_batching { }',
+        ),
         ("\nmax_batch_size: 99999999999", "config.pbtxt:2:17: value out of range: 99999999999"),
         (
             'name: "a"\nname: "b"',
