@@ -70,6 +70,27 @@ def test_rows_that_depend_on_each_other_are_wrong_only_if_a_configuration_joins_
     assert "rocserve check: written: batched as configured, but rows depend on each other: output 'y' of a " in ran.err
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            'input { name: "x" data_type: TYPE_FP64 dims: [4] }',
+            "expects datatype TYPE_FP64 for input 'x'",
+        ),
+        ('input { name: "x" data_type: TYPE_FP32 dims: [5] }', "dimension 1 is 4 in the model, 5 in the configuration"),
+        ('input { name: "z" data_type: TYPE_FP32 dims: [4] }', "unexpected inference input 'z', allowed inputs are: x"),
+    ],
+)
+def test_a_configuration_that_a_server_refuses_is_not_right(
+    command: Command, tmp_path: Path, config: str, reason: str
+) -> None:
+    folder = drop(tmp_path, "written", _with_softplus(), f"max_batch_size: 8 {config}")
+    ran = command("check", folder)
+    assert ran.status == 1
+    assert "rocserve check: written: " in ran.err
+    assert reason in ran.err
+
+
 def test_what_was_recorded_is_verified(command: Command, tmp_path: Path) -> None:
     folder = drop(tmp_path, "m", mlp())
     recorded = folder / "check.npz"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rocserve.backends.warmup import warm_up_samples
 from rocserve.cache.digests import file_digest
+from rocserve.config.definition import complete_definition
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.load_check import NOT_CHECKED, LoadCheckFailed, LoadCheckMode, LoadCheckReport
 from rocserve.core.requests import Signature
@@ -62,6 +63,8 @@ class Checked:
     """The load check's report, as a server's load would give it."""
     failure: str = ""
     """Why the engine cannot load the model; "" = it can."""
+    refusal: str = ""
+    """Why a server refuses the configuration, although the engine can load the model; "" = it does not."""
     operator: OperatorFinding | None = None
     """The first operator that differs; None = it was not searched, or none differs."""
     recorded: str = ""
@@ -79,7 +82,7 @@ class Checked:
         wrong = [verdict.reason for verdict in errors if not verdict.right]
         found = self.load_check.warning or ", ".join(self.load_check.failures)
         nothing = NOTHING_RAN if self.against and not self.cases else ""
-        return [one for one in (self.failure, *wrong, found, nothing) if one]
+        return [one for one in (self.failure, self.refusal, *wrong, found, nothing) if one]
 
 
 class Check:
@@ -121,9 +124,12 @@ class Check:
                 reference = await open_side(self._model, against, workers, LoadCheckMode.OFF)
             if reference is None:
                 raise unavailable(failure)
-            load_check = NOT_CHECKED
+            load_check, refusal = NOT_CHECKED, ""
             if side is not None:
-                load_check = side.workers.load_check.then(await asyncio.to_thread(self._recorded, side))
+                refusal = self._refusal(side)
+                load_check = side.workers.load_check
+                if not refusal:
+                    load_check = load_check.then(await asyncio.to_thread(self._recorded, side))
             cases = await asyncio.to_thread(self._cases, side or reference, reference)
             found: Sequence[OutputError] = ()
             if side is not None and against:
@@ -136,6 +142,7 @@ class Check:
             cases=len(cases),
             load_check=load_check,
             failure=failure,
+            refusal=refusal,
             operator=await self._first_operator(cases, found, against, failure),
             recorded=self._record(cases),
         )
@@ -150,6 +157,13 @@ class Check:
             if not self._has_nodes:
                 raise
             return None, error.text
+
+    def _refusal(self, side: Side) -> str:
+        try:
+            complete_definition(self._model.definition, side.workers.signature)
+        except ServeError as error:
+            return error.text
+        return ""
 
     def _recorded(self, side: Side) -> LoadCheckReport:
         """Compare the model's answer with the recorded one, if it has such a file."""
