@@ -87,14 +87,20 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
     for name in () if message.default_model_filename else folder.places[0].visible:
         if name == "saved_model.pb" or name.endswith(".savedmodel"):
             raise _saved_model_refused(message, folder, name)
-    advice = advice_on_weights(where)
+    advice = advice_on_files(where)
     if not message.default_model_filename:
         advice = advice or _renaming(folder.places[0], registry)
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
 
 
-def advice_on_weights(names: str) -> str:
-    """Return the end of an error text about files with these names; "" = none of them holds only weights."""
+def advice_on_files(names: str) -> str:
+    """Return the end of an error text about files with these names; "" = no framework that needs a conversion, or keeps
+    the network elsewhere, writes such files."""
+    if re.search(r"\.(pkl|pickle|joblib|cbm|ubj|h5|keras|tflite)\b", names):
+        return (
+            "; convert such a model to ONNX, with skl2onnx (scikit-learn), onnxmltools (XGBoost, LightGBM), CatBoost's"
+            " save_model(..., format='onnx') or tf2onnx (Keras, TensorFlow Lite), or write a model.py that loads it"
+        )
     if not re.search(r"\.(pth|safetensors|bin)\b", names):
         return ""
     return (
@@ -146,6 +152,7 @@ def _saved_model_refused(message: ModelConfig, folder: ModelFolder, name: str) -
 def _foreign_advice(name: str, registry: BackendRegistry) -> str:
     nvidias = "such engines run on NVIDIA GPUs only; serve the original ONNX model"
     own_server = "serve it with that project's own server, or call it in a Python model"
+    trees = "convert the trees to ONNX (onnxmltools) and use platform 'onnx_onnxv1'"
     # Frequent platforms and backends of other servers.
     known = {
         "vitis_xmodel": "such models run on FPGAs only; serve the original ONNX model",
@@ -155,7 +162,8 @@ def _foreign_advice(name: str, registry: BackendRegistry) -> str:
         "tensorrt": nvidias,
         "tensorflow_savedmodel": "convert the model to ONNX and use platform 'onnx_onnxv1'",
         "openvino": "serve the original ONNX model",
-        "fil": "convert the trees to ONNX (onnxmltools) and use platform 'onnx_onnxv1'",
+        **dict.fromkeys(("fil", "xgboost", "lightgbm"), trees),
+        "sklearn": "convert the model to ONNX (skl2onnx) and use platform 'onnx_onnxv1'",
         "dali": "write the pipeline for platform 'rocal_json'",
         "vllm": own_server,
         "tensorrtllm": own_server,

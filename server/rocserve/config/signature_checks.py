@@ -155,9 +155,12 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
         if len(shape) != len(full)
         else (f"; dimension {differing} is {shape[differing]} in the model, {full[differing]} in the configuration")
     )
+    # A server shows such a tensor as [-1,1].
+    is_column = batches and shape == (-1,) and len(dims) == 1
+    single = "; the model has one value for each row: write dims: [ 1 ] and reshape { shape: [ ] }" if is_column else ""
     return (
         f"{prefix}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration"
-        f" specifies {len(full)} dimensions {given}{which}"
+        f" specifies {len(full)} dimensions {given}{which}{single}"
     )
 
 

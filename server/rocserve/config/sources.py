@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -142,4 +143,7 @@ def _no_file(folder: ModelFolder, strict: bool) -> WrittenConfig:
             f"failed to open text file for read {folder.path / CONFIG_FILENAME}: No such file or directory; without"
             " auto-complete every model needs it"
         )
-    return WrittenConfig((ModelConfig(),), NO_FILE)
+    # Such as config.pbtx or config.pbtxt.txt; the tokenizer's or engine's config.json is another file.
+    named = difflib.get_close_matches(CONFIG_FILENAME, folder.listing.visible, n=1, cutoff=0.85)
+    warnings = [f"'{name}' is not read: the configuration's name is {CONFIG_FILENAME}" for name in named]
+    return WrittenConfig((ModelConfig(),), NO_FILE, tuple(warnings))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rocserve.backends.registry import discover_backends
 from rocserve.cache.folders import cache_directory
-from rocserve.config.backend_choice import advice_on_weights
+from rocserve.config.backend_choice import advice_on_files
 from rocserve.core.remote_places import RemotePlace
 from rocserve.flags.arguments import add_flags, filled, for_argparse
 from rocserve.flags.tritonserver import add_triton_flags, is_of_triton_caches, refusal
@@ -221,7 +221,7 @@ def _single_model(settings: ServerSettings) -> SingleModel | None:
     registry = discover_backends()
     endings = model_endings(registry)
     if not what.is_dir() and not what.name.lower().endswith(endings):
-        advice = advice_on_weights(what.name)
+        advice = advice_on_files(what.name)
         raise FlagError(f"'{what}' has no model file's ending; expected {', '.join(endings)}, or a folder{advice}")
     # KServe sets this variable.
     single = find_single_model(what, repository.model_name or os.environ.get("MODEL_NAME", ""), registry)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.backends.parameters import asked_engine
-from rocserve.config.definition import ModelDefinition
+from rocserve.config.definition import ModelDefinition, find_model_file
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unreadable
 from rocserve.core.load_check import RECORDED_FILE, LoadCheckFailed
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
@@ -176,7 +176,15 @@ def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Mach
         model_bytes = sum(file.stat().st_size for file in files if file.is_file() and file.name != RECORDED_FILE)
     except OSError as error:  # The files may be removed meanwhile.
         raise unreadable(f"the version's files cannot be read: {error.strerror}", error) from None
-    return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)
+    try:
+        choice = backend.engine_for(definition.config, machine)
+    except ServeError:
+        # An engine that is not installed is no help to a model whose file the backend does not read. Names by
+        # architecture need the engine's devices.
+        if not definition.config.cc_model_filenames:
+            find_model_file(definition, version_folder)
+        raise
+    return _plan(definition, choice, machine, model_bytes)
 
 
 class EngineFailed(ServeError):

@@ -13,6 +13,7 @@ from rocserve.backends.base import BackendSpec, ModelSource
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry, discover_backends
+from rocserve.config.backend_choice import advice_on_files
 from rocserve.config.definition import FolderReading, ModelDefinition, find_model_file
 from rocserve.config.model_folder import FlatModel, no_version_text, select_versions
 from rocserve.config.written import WrittenConfig
@@ -242,7 +243,10 @@ def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) 
     by_ending = {ending: spec for spec in registry.backends if _takes_arrays(spec) for ending in spec.file_endings}
     backend = by_ending.get(path.suffix.lower())
     if backend is None:
-        raise invalid_argument(f"has the ending '{path.suffix}'; expected one of {', '.join(by_ending)}, or a folder")
+        raise invalid_argument(
+            f"has the ending '{path.suffix}'; expected one of {', '.join(by_ending)}, or a folder"
+            f"{advice_on_files(path.name)}"
+        )
     # A file may be a link, for example into a download's cache.
     root = Path(os.path.commonpath((path.parent.resolve(), path.resolve().parent)))
     flat = FlatModel(path.name, is_alone=True)

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 from support.machine import ToldMachine
+from support.models import drop
 
 from rocserve.backends.base import EngineChoice
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.parameters import TORCH_COMPILE
+from rocserve.backends.registry import discover_backends
+from rocserve.config.definition import FolderReading
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
+from rocserve.repository.engine_plan import plan_engine
 
 
 class WithoutPyTorch(ToldMachine):
@@ -123,6 +127,13 @@ def test_without_pytorch_the_text_says_what_to_install() -> None:
     assert raised.value.text.startswith(
         "model 'm' needs PyTorch, which is not installed; install it where rocserve is:"
     )
+
+
+def test_a_file_that_the_backend_does_not_read_is_reported_before_pytorch(tmp_path: Path) -> None:
+    folder = drop(tmp_path, "m", b"", 'backend: "pytorch"')
+    (definition,) = FolderReading(folder, discover_backends()).definitions()
+    with pytest.raises(ServeError, match=r"expected model\.pt2 or model\.pt, found model\.onnx\."):
+        plan_engine(definition, folder / "1", WithoutPyTorch())
 
 
 @pytest.mark.parametrize(

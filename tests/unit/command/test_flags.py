@@ -216,6 +216,7 @@ HERE = "--model-repository=."
         ([], "name what to serve: a model's file, its folder, or a repository"),
         (["none.onnx"], "there is no file or folder 'none.onnx'"),
         (["net.pth"], ", or a folder; such files hold weights without the network: write it as a program with torch"),
+        (["model.cbm"], ", or a folder; convert such a model to ONNX, with skl2onnx (scikit-learn), "),
         (["notes.txt"], "'notes.txt' has no model file's ending; expected .mxr, .onnx, "),
         ([".", "--model-name=m"], "'.' is a repository, whose models set it in their folders"),
         (["net.onnx", HERE], "'net.onnx' and --model-repository both name what to serve"),
@@ -268,6 +269,7 @@ def test_words_that_contradict_each_other_or_what_is_there(
     (tmp_path / "notes.txt").touch()
     (tmp_path / "net.onnx").touch()
     (tmp_path / "net.pth").touch()
+    (tmp_path / "model.cbm").touch()
     (tmp_path / "caches" / "local").mkdir(parents=True)
     (tmp_path / "caches" / "local" / "libtritoncache_local.so").touch()
     with pytest.raises(FlagError, match=re.escape(text)):

@@ -121,6 +121,11 @@ def test_files_of_weights(read: Read, name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["model.pkl", "pipeline.joblib", "model.cbm", "model.ubj", "net.keras"])
+def test_files_of_frameworks_that_need_a_conversion(read: Read, name: str) -> None:
+    assert "; convert such a model to ONNX, with skl2onnx (scikit-learn), " in _fault(read, None, f"1/{name}")
+
+
 @pytest.mark.parametrize(
     "files",
     [

@@ -114,6 +114,13 @@ def test_pbtxt_of_another_name(models: Models) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["config.pbtx", "config.pbtxt.txt", "config.txt", "Config.pbtxt"])
+def test_a_misspelt_name_of_the_configuration_is_reported(models: Models, name: str) -> None:
+    folder = models.folder("m", {name: _ONNX, "config.json": "{}", "1/model.onnx": ""})
+    expected = () if name == "Config.pbtxt" else (f"'{name}' is not read: the configuration's name is config.pbtxt",)
+    assert models.read(folder).warnings == expected
+
+
 def test_triton_configuration_wins_over_toml(models: Models) -> None:
     folder = models.folder("m", {"config.pbtxt": _ONNX, "config.toml": "not = [toml", "1/model.onnx": ""})
     assert models.read(folder).source == "config.pbtxt"

@@ -87,6 +87,15 @@ def test_the_dimension_that_differs_is_named(batching: Signature) -> None:
     )
 
 
+def test_one_value_for_each_row_needs_a_reshape(make_signature: MakeSignature) -> None:
+    signature = make_signature({"x": ("FP32", (-1, 4))}, {"y": ("FP32", (-1,))}, batching=True)
+    output = _OUTPUT.replace("dims: 2", "dims: 1")
+    assert _fault(_config(_X, output), signature).endswith(
+        "; the model has one value for each row: write dims: [ 1 ] and reshape { shape: [ ] }"
+    )
+    assert _check(_config(_X, output.replace("dims: 1", "dims: [ 1 ] reshape { shape: [ ] }")), signature) == ()
+
+
 def test_variable_dims_where_the_model_is_fixed(batching: Signature) -> None:
     assert "the model expects 2 dimensions (shape [-1,4])" in _fault(
         _config(_X.replace("dims: 4", "dims: -1") + _W), batching
