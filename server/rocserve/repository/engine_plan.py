@@ -179,8 +179,8 @@ def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Mach
     try:
         choice = backend.engine_for(definition.config, machine)
     except ServeError:
-        # An engine that is not installed is no help to a model whose file the backend does not read. Names by
-        # architecture need the engine's devices.
+        # To install the engine does not help a model whose file the backend cannot read. Names by architecture need the
+        # engine's devices.
         if not definition.config.cc_model_filenames:
             find_model_file(definition, version_folder)
         raise

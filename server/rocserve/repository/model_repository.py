@@ -149,7 +149,7 @@ class ModelRepository:
         # With namespaces a model of the same name may come from another folder.
         named = set() if self._table.names.namespaces else {row.name for row in rows}
         others = [row for row in self._rows_of_folders(names) if row.name not in named]
-        found = self._remotes.rows(rows + others)
+        found = [*self._remotes.rows(rows + others), *self._rows_of_unreadable()]
         return sorted((row for row in found if not names or row.name in names), key=lambda row: row.name)
 
     async def load_report(self, name: str, version: int | None) -> tuple[LoadReportResponse, Failure | None]:
@@ -312,6 +312,16 @@ class ModelRepository:
             label = self._labels.get(scan.root, "")
             rows.append(IndexEntry(scan.name, "", state, reason, namespace=scan.namespace, repository=label))
         return rows
+
+    def _rows_of_unreadable(self) -> list[IndexEntry]:
+        """Return rows for folders of models that cannot be read; those of stores have rows for the stores."""
+        copies = {place.root.absolute() for place in self._settings.remotes}
+        unreadable = self._context.scanner.latest.unreadable.items()
+        texts = {
+            root: f"this repository cannot be read: {reason}; its models stay unchanged" for root, reason in unreadable
+        }
+        state = VersionState.UNAVAILABLE.value
+        return [IndexEntry(str(root), "", state, text) for root, text in texts.items() if root not in copies]
 
 
 def root_labels(settings: RepositorySettings) -> Mapping[Path, str]:

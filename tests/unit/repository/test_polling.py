@@ -71,8 +71,12 @@ async def test_a_repository_that_vanishes_and_comes_back_keeps_serving_and_is_fo
     folders.root.rename(away)
     await served.settle()
     assert served.data("m") == "good"
+    reason = "this repository cannot be read: No such file or directory; its models stay unchanged"
+    await served.until(lambda: served.rows(str(folders.root)) == {"": ("UNAVAILABLE", reason)})
+    assert served.state("m") == "READY"
     away.rename(folders.root)
     await asyncio.sleep(watch.UNWATCHED_POLL_SECONDS + 0.5)
+    await served.until(lambda: not served.rows(str(folders.root)))
     folders.version("m", 2, "after")
     await served.until(lambda: served.data("m") == "after")
     assert loader.loads == [("m", 1), ("m", 2)]
@@ -83,6 +87,7 @@ async def test_a_repository_that_is_not_there_at_the_start_is_served_when_it_com
 ) -> None:
     monkeypatch.setattr(watch, "UNWATCHED_POLL_SECONDS", 0.1)
     served: Served = await start(tmp_path / "later")
+    assert served.state(str(tmp_path / "later"), "") == "UNAVAILABLE"
     Folders(tmp_path / "later").model("m", 1)
     await served.until(lambda: served.data("m") == "good")
 
