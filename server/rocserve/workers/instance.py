@@ -123,6 +123,10 @@ class Instance:
             self._is_listening = True
             self.plane.register(self._socket.fileno(), self._on_ring)
 
+    @property
+    def takes_batches(self) -> bool:
+        return self._is_listening and not self.closed
+
     # Batches
 
     def execute(self, is_grouped: bool, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]) -> None:

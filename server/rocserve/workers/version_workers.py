@@ -88,8 +88,8 @@ class VersionWorkers:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """Instances that take batches now; none before `warm_up`."""
-        return [instance for session in self._sessions for instance in session.instances if not instance.closed]
+        """Instances that take batches now: none of a worker that has not warmed up yet."""
+        return [instance for session in self._sessions for instance in session.instances if instance.takes_batches]
 
     @property
     def load_check(self) -> LoadCheckReport:

@@ -183,6 +183,17 @@ async def test_two_workers_only_one_crashes(workshop: Workshop) -> None:
     assert pids(group)[0] == survivor and len(group.instances) == 2
 
 
+async def test_an_instance_takes_no_batches_before_its_worker_has_restarted(workshop: Workshop) -> None:
+    group = await workshop.serving("restarts_slowly")
+    (pid,) = pids(group)
+    os.kill(pid, signal.SIGKILL)
+    await workshop.until_stuck()
+    assert not group.instances and len(workshop.events.opened) == 1
+    (workshop.folder / "open").touch()
+    await until(lambda: workshop.events.recoveries)
+    assert workshop.events.opened[1:] == group.instances
+
+
 async def test_restarts_wait_longer_each_time(workshop: Workshop) -> None:
     group = await workshop.serving("crash_at_restart", backoff=Backoff(0.05, 30.0))
     await run_add_sub(group.instances[0])

@@ -42,6 +42,12 @@ def load(model: ModelSource) -> Model:
         os._exit(3)
     if behaviour == "load_misses_file":
         (model.model_folder / "weights").read_bytes()
+    if behaviour == "restarts_slowly":
+        started = model.model_folder / "started"
+        while started.exists() and not (model.model_folder / "open").exists():
+            note_stuck(model)
+            time.sleep(0.01)
+        started.touch()
     if behaviour == "load_slow":
         note_stuck(model)
         time.sleep(600)
