@@ -361,8 +361,7 @@ class VersionLife:
     async def _evict(self) -> None:
         """Unload the version, and offer it cold."""
         loaded, resident = self.offered, self._resident
-        if loaded is None or resident is None or self._is_retired:
-            return
+        assert loaded is not None and resident is not None, "it is loaded, and not retired"
         self.change(Phase.DRAINING)
         self.offered = self._cold(resident, loaded.config, loaded.config_message, loaded.statistics)
         self._publish()
@@ -374,6 +373,8 @@ class VersionLife:
     def retire(self) -> None:
         """Stop the load, and be offered no longer. `end` must follow when the serving table does not offer it."""
         self._is_retired = True
+        if self._resident is not None:
+            self._resident.is_retired = True
         self.stop_load()
         if self.phase is not Phase.DRAINING:
             self.change(Phase.DRAINING if self.offered is not None else Phase.GONE)

@@ -381,6 +381,22 @@ async def test_nobody_waits_for_room_when_all_have_left(folders: Folders, rig: A
     await host.served.until(lambda: host.served.reason("b") == "not loaded: its first request loads it")
 
 
+async def test_a_replaced_version_that_still_ends_is_not_unloaded_for_room(
+    folders: Folders, loader: FakeLoader, rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig()
+    await host.loaded("a")
+    old = loader.loaded[0]
+    old.may_unload.clear()
+    folders.version("a", 1, "new")
+    await host.served.until(lambda: len(loader.loads) == 2 and host.served.data("a") == "new")
+    await host.loaded("b")
+    assert host.served.residents.counts.unloads_for_room == 0 and "to make room" not in caplog.text
+    assert host.resident == {"a", "b"}
+    old.may_unload.set()
+
+
 async def test_idle_models_go(folders: Folders, rig: Any) -> None:
     models(folders, "a", more='parameters { key: "idle_unload_secs" value { string_value: "0.3" } }')
     models(folders, "b")

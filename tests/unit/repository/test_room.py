@@ -130,6 +130,23 @@ def test_memory_comes_back_when_its_owner_has_gone_and_a_place_before() -> None:
         assert len(room.moves(0.0)[0]) == count
 
 
+def test_what_is_retired_keeps_its_memory_and_gives_its_place() -> None:
+    for pinned in (False, True):
+        for limits, is_loaded in (({MODELS: 1}, True), ({"host": 1}, False)):
+            room = Room(limits)
+            old, new = tenants(2, host=1)
+            old.is_pinned = pinned
+            room.want(old)
+            room.moves(0.0)
+            room.loaded(old, old.needs)
+            old.is_retired = True
+            room.want(new)
+            assert room.moves(0.0) == ([new] if is_loaded else [], [], [])
+            room.remove(old)
+            room.moves(0.0)
+            assert new.stage is Stage.LOADING
+
+
 def test_what_takes_more_than_was_thought_drives_others_out() -> None:
     host = Host(Room({"host": 10}))
     old, new = tenants(2, host=2)

@@ -264,7 +264,8 @@ class ResidentModels:
 
     async def _evict(self, resident: Resident, for_room: bool) -> None:
         # Checked again on the thread that takes requests: one may have arrived since.
-        if await self.on_plane(lambda: resident.is_idle(time.monotonic())):
+        is_idle = await self.on_plane(lambda: resident.is_idle(time.monotonic()))
+        if is_idle and not resident.is_retired:
             self.counts.unloads_for_room += for_room
             self.counts.unloads_of_idle += not for_room
             await resident.evict()

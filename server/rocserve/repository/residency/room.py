@@ -36,6 +36,8 @@ class Tenant:
     """Memory of the host or of a GPU -> bytes; an estimate until the first load."""
     is_pinned: bool = False
     """Never unloaded for room or idleness."""
+    is_retired: bool = False
+    """Not served any more: it takes memory until it is gone."""
     idle_seconds: float = math.inf
     """Seconds without requests after which the version is unloaded."""
     stage: Stage = Stage.UNLOADED
@@ -60,8 +62,12 @@ class Tenant:
     def is_idle(self, now: float) -> bool:
         return not self.in_flight and self.held_until <= now
 
+    @property
+    def stays(self) -> bool:
+        return self.stage is not Stage.UNLOADING and not self.is_retired
+
     def can_unload(self, now: float) -> bool:
-        return self.stage is Stage.LOADED and not self.is_pinned and self.is_idle(now)
+        return self.stage is Stage.LOADED and self.stays and not self.is_pinned and self.is_idle(now)
 
 
 AnyTenant = TypeVar("AnyTenant", bound=Tenant)
@@ -109,7 +115,8 @@ class Room(Generic[AnyTenant]):
         refuse: list[AnyTenant] = []
         while self._queue:
             first = self._queue[0]
-            if self._exceeded_places([first, *(tenant for tenant in self._tenants if tenant.is_pinned)]):
+            pinned = (tenant for tenant in self._tenants if tenant.is_pinned and tenant.stays)
+            if self._exceeded_places([first, *pinned]):
                 refuse.append(first)
                 self.remove(first)
             elif not self._exceeded_places([first, *self._tenants]):
@@ -135,7 +142,7 @@ class Room(Generic[AnyTenant]):
 
     def _choose_unloads(self, wanted: Sequence[AnyTenant], now: float) -> Sequence[AnyTenant]:
         """Choose tenants to unload in addition to the leaving ones; none if that would not suffice."""
-        staying = [tenant for tenant in self._tenants if tenant.stage is not Stage.UNLOADING]
+        staying = [tenant for tenant in self._tenants if tenant.stays]
         going: list[AnyTenant] = []
         candidates = sorted((one for one in staying if one.can_unload(now)), key=lambda one: one.popularity)
         for tenant in candidates:
@@ -152,7 +159,7 @@ class Room(Generic[AnyTenant]):
 
     def _exceeded_places(self, tenants: Sequence[AnyTenant]) -> set[str]:
         # A version that is being unloaded serves no requests, so only its memory is counted.
-        taken = Counter({MODELS: sum(tenant.stage is not Stage.UNLOADING for tenant in tenants)})
+        taken = Counter({MODELS: sum(tenant.stays for tenant in tenants)})
         for tenant in tenants:
             taken.update(tenant.needs)
         return {place for place, most in self._limits.items() if taken[place] > most}
