@@ -136,10 +136,11 @@ class ExplicitControl:
         for needed in innermost_first(members):
             before = [loads[member] for member in members[needed] if member in loads]
             loads[needed] = asyncio.create_task(self._load_alone(needed, readings[needed], before))
-        others = (load for needed, load in loads.items() if needed != key)
-        for ended in await asyncio.gather(*others, return_exceptions=True):
-            if isinstance(ended, BaseException):
-                self._log_failure(ended)
+        # Cancels all loads if it is cancelled.
+        await asyncio.gather(*loads.values(), return_exceptions=True)
+        for needed, load in loads.items():
+            if needed != key and (error := load.exception()) is not None:
+                self._log_failure(error)
         # Popped, because the error's traceback holds this frame, and so the files that a request may have sent.
         return await loads.pop(key)
 
@@ -202,7 +203,9 @@ class ExplicitControl:
             finally:
                 # A folder that is gone or keeps changing is not loaded again.
                 for model in models:
-                    model.stop_loading()
+                    if model.has_running_loads:
+                        model.stop_loading()
+                        model.publish()
         name = self._names.bare(key)
         own = [self._models[content.model] for content in reading.contents if content.definition.name == name]
         if not own:

@@ -228,7 +228,7 @@ class ManagedModel:
         return namespace_of(self.key, self.name)
 
     def entries(self) -> list[IndexEntry]:
-        rows = [version.entry() for version in self.versions]
+        rows = [version.entry() for version in self.versions if not version.is_forgettable]
         problem = self.problem_text()
         if not problem or self.is_serving:
             # The rows of the served versions show the problem.
@@ -452,4 +452,10 @@ async def wait_for_loads(models: Iterable[ManagedModel]) -> None:
     """Return when no load of these models runs, including loads that begin meanwhile."""
     watched = tuple(models)
     while tasks := [version.task for model in watched for version in model.versions if version.task is not None]:
+        await asyncio.wait(tasks)
+
+
+async def wait_for_unloads(models: Iterable[ManagedModel]) -> None:
+    """Return when the retired versions of these models are unloaded."""
+    if tasks := [task for model in models for version in model.versions for task in version.unloads]:
         await asyncio.wait(tasks)

@@ -23,7 +23,7 @@ from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.load_order import LoadVersion
 from rocserve.repository.load_report import LastLoad, make_report
-from rocserve.repository.model import wait_for_loads
+from rocserve.repository.model import wait_for_loads, wait_for_unloads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retries import Failure
@@ -105,7 +105,8 @@ class ModelRepository:
         self._table.publish(*self._table.models)
 
     def begin_stop(self) -> None:
-        """Accept no new work and cancel all loads, because a load may take an hour. Served models go on."""
+        """Accept no new work, and cancel the loads of new content, because a load may take an hour. Served models and
+        loads for requests go on."""
         self._is_stopping = True
         if self._scan_task is not None:
             self._scan_task.cancel()
@@ -123,9 +124,11 @@ class ModelRepository:
         await asyncio.to_thread(self._remotes.stop)
         models = self._table.models
         while configs := {key: one.config for key, one in models.items() if one.config and one.config.is_ensemble}:
-            for key in outermost({key: members_of(config) for key, config in configs.items()}):
-                models[key].remove()
-            await self._context.background.wait()
+            removed = [models[key] for key in outermost({key: members_of(one) for key, one in configs.items()})]
+            for model in removed:
+                model.remove()
+            # Only for these: other models may still load, for an hour.
+            await wait_for_unloads(removed)
         for model in models.values():
             model.remove()
         await self._context.background.wait()

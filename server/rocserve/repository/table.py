@@ -124,6 +124,8 @@ class ModelTable:
         self._aliases: Set[ModelKey] = frozenset()
         """With namespaces: keys under which requests reach a model of another key."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed: deque[ModelKey] = deque()
+        """Keys for `publish_soon`."""
         self._collected: set[ModelKey] | None = None
         """Keys that `one_publication` publishes at its end; None outside of it."""
         self._subscribers: list[Callable[[Collection[ModelKey]], None]] = []
@@ -333,12 +335,17 @@ class ModelTable:
         of the changed models."""
         self._preparers.append(callback)
 
-    def publish_soon(self, *changed: ModelKey) -> None:
-        """Run `publish` on the loop's thread. Called from any thread."""
+    def publish_soon(self, changed: ModelKey) -> None:
+        """Publish a model on the loop's thread, with others that have changed meanwhile. Called from any thread."""
+        self._changed.append(changed)
         # A worker may report a change after the loop has ended.
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self.publish, *changed)
+                self._loop.call_soon_threadsafe(self._publish_changed)
+
+    def _publish_changed(self) -> None:
+        if changed := {self._changed.popleft() for _ in range(len(self._changed))}:
+            self.publish(*changed)
 
     def _update_entry(self, key: ModelKey) -> None:
         """Update a model's entry. Only changed models are updated, because many may fail again and again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.serving import IndexEntry
@@ -131,6 +131,11 @@ class ManagedVersion:
         return None if self._next is None else self._next.task
 
     @property
+    def unloads(self) -> Iterable[asyncio.Task[None]]:
+        """The running unloads of retired lives."""
+        return filter(None, self._leaving.values())
+
+    @property
     def is_cold(self) -> bool:
         """Whether the version is registered but not in memory; a request loads it."""
         current = self._current
@@ -238,7 +243,6 @@ class ManagedVersion:
         elif newer is not None and is_same and (newer.is_loading or (failure is not None and not failure.is_due())):
             return
         previous = failure if is_same and self.has_failed else None
-        self.stop_loading()
         self._drop_next()
         life = VersionLife(
             self.name,
@@ -264,7 +268,6 @@ class ManagedVersion:
     def reject(self, problem: ServeError | None) -> None:
         """Note that the current content cannot be used; the served version stays. `problem`: None = it is served, or
         not wanted."""
-        self.stop_loading()
         self._drop_next()
         self._note_problem(problem)
 
@@ -279,17 +282,14 @@ class ManagedVersion:
             self._next.failure = None
 
     def stop_loading(self) -> None:
-        """Cancel the load of newer content, and its retry. It no longer waits for its files either."""
-        retry, self._retry = self._retry, None
-        if retry is not None:
-            retry.cancel()
+        """Cancel the load of newer content, and its retry. If it waits for its files, it has failed."""
+        self._cancel_retry()
         if self._next is not None and self.is_loading:
             self._next.stop_load()
             self._next.is_stale = True
 
     def retire(self) -> None:
         """Stop serving; `unload_retired` unloads the version."""
-        self.stop_loading()
         self._drop_next()
         self.members = FITS
         self._retire_current()
@@ -315,6 +315,8 @@ class ManagedVersion:
         finally:
             del self._leaving[life]
         log.log(level, "successfully unloaded '%s' version %d", self.name, self.number, extra=fields)
+        if self._current is None:
+            self._on_change()
 
     # Loads
 
@@ -411,6 +413,11 @@ class ManagedVersion:
         )
         self._retry = self._context.retries.schedule(failure, self._on_end)
 
+    def _cancel_retry(self) -> None:
+        retry, self._retry = self._retry, None
+        if retry is not None:
+            retry.cancel()
+
     def _swap(self, life: VersionLife) -> None:
         self._retire_current()
         self._current, self._was_served, self._problem = life, True, None
@@ -427,6 +434,7 @@ class ManagedVersion:
             self._leaving[current] = None
 
     def _drop_next(self) -> None:
+        self._cancel_retry()
         newer, self._next = self._next, None
         if newer is not None:
             newer.retire()
@@ -436,11 +444,12 @@ def _of_served(life: VersionLife) -> str:
     offered = life.offered
     if offered is None or not offered.is_cold:
         return "" if offered is None else offered.status_reason
-    if life.failure is not None:
-        return life.failure.text
+    failure = life.failure
     if life.is_loading:
-        return life.doing or "is being loaded"
-    return "not loaded: its first request loads it"
+        return (life.doing or "is being loaded") + ("" if failure is None else f"; failed before: {failure.error.text}")
+    if failure is None:
+        return "not loaded: its first request loads it"
+    return f"{failure.error.text} (its next request loads it again)" if failure.is_due() else failure.text
 
 
 def _of_newer(life: VersionLife) -> str:

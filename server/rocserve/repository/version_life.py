@@ -119,13 +119,12 @@ class VersionLife:
     def has_failed(self) -> bool:
         """Whether the latest load that ended has failed; also while its retry runs."""
         failure = self.failure
-        return failure is not None and not isinstance(failure.error, FilesChanged)
+        return failure is not None and (self.is_stale or not isinstance(failure.error, FilesChanged))
 
     @property
     def waits_for_files(self) -> bool:
         """Whether its files have changed during the load, so only a newer content can be loaded."""
-        has_changed = self.failure is not None and not self.has_failed
-        return has_changed and self.phase is Phase.REGISTERED and not self.is_stale
+        return self.failure is not None and not self.has_failed and self.phase is Phase.REGISTERED
 
     @property
     def is_cold(self) -> bool:

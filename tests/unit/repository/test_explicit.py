@@ -491,7 +491,40 @@ async def test_files_that_change_during_each_load_are_named(
     code, text = await error_of(served.repository.load("m", {}))
     changed = f"('1/{len(loader.loads) - 1}.log' last); it can be loaded again when they have settled"
     assert (code, changed in text) == (StatusCode.INVALID_ARGUMENT, True)
-    assert changed in served.reason("m")
+    assert served.state("m") == "UNAVAILABLE" and changed in served.reason("m")
+    assert changed in served.repository.failed_models()["m"] and not served.repository.is_ready()
+    event = (await served.repository.events.after(0, 0.0))[-1]
+    assert (event.state, event.reason) == ("UNAVAILABLE", served.reason("m"))
+
+
+async def test_the_end_of_an_unload_is_an_event(explicit: Start, m: Path, loader: FakeLoader) -> None:
+    served: Served = await explicit("m")
+    loader.loaded[0].may_unload.clear()
+    await served.repository.unload("m", False)
+    assert served.state("m") == "UNLOADING"
+    *_, last = await served.repository.events.after(0, 0.0)
+    assert last.state == "UNLOADING"
+    loader.loaded[0].may_unload.set()
+    (event,) = await served.repository.events.after(last.number, PATIENCE_SECONDS)
+    assert (event.state, event.reason) == ("UNAVAILABLE", "unloaded")
+
+
+async def test_a_start_that_is_cancelled_leaves_no_load(
+    make: Callable[..., Served], folders: Folders, loader: FakeLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders.model("m", 1)
+    folders.ensemble("e", "m")
+    loader.hold("m")
+    served = make(control_mode=ControlMode.EXPLICIT, load_models=("e",))
+    before = asyncio.all_tasks()
+    starting = asyncio.create_task(served.repository.start())
+    await served.until(lambda: loader.loads == [("m", 1)])
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await served.until(lambda: asyncio.all_tasks() == before)
+    gc.collect()
+    assert not served.rows("m") and "never retrieved" not in caplog.text
 
 
 async def test_a_load_whose_folder_goes_meanwhile_is_over(

@@ -324,7 +324,13 @@ async def test_all_waiting_requests_get_a_failed_loads_error_and_do_not_repeat_i
     life = version._current
     assert life is not None and life.failure is not None
     life.failure = dataclasses.replace(life.failure, retry_at=0.0)
-    await host.loaded("a")
+    assert host.served.reason("a") == "out of order (its next request loads it again)"
+    held = loader.hold("a")
+    answer = host.ask("a")
+    await host.served.until(lambda: len(loader.loads) == 2)
+    assert host.served.reason("a") == "is being loaded; failed before: out of order"
+    held.set()
+    await host.answered(answer)
     assert host.served.rows("a") == {"1": ("READY", "")}
 
 
@@ -542,10 +548,11 @@ async def test_clients_load_and_unload_by_name(folders: Folders, loader: FakeLoa
 
 async def test_the_end_calls_loads_off(folders: Folders, loader: FakeLoader, rig: Any) -> None:
     models(folders, "a", "b")
+    folders.ensemble("e", "b")
     host: Rig = await rig(ResidencySettings(max_loaded_models=1))
     loader.hold("a")
     waiting = [host.ask("a"), host.ask("b")]
-    await host.served.until(lambda: loader.loads == [("a", 1)])
+    await host.served.until(lambda: loader.loads == [("e", 1), ("a", 1)])
     await asyncio.wait_for(host.served.repository.stop(), PATIENCE_SECONDS)
     await host.answered(*waiting)
     assert loader.cancelled == [("a", 1)]
