@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,9 +27,9 @@ from rocserve.settings import EngineSettings
 from rocserve.workers.instance import Instance, InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, WorkerPlan
-from rocserve.workers.planned_workers import PlannedWorkers
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.version_workers import VersionWorkers
+from rocserve.workers.worker import Worker
 from support.outputs import tensors_of
 from support.waiting import PATIENCE_SECONDS, until
 
@@ -273,7 +273,7 @@ class Workshop:
             shared_worker=shared_worker,
         )
         group = _Recorded(
-            PlannedWorkers(load=load, options=options, plans=plans),
+            [Worker(replace(load, plan=plan), options.of(plan)) for plan in plans],
             launcher=self.launcher,
             mail=self.mail,
             log=LOG,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +21,12 @@ from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
 from rocserve.repository.load_order import LoadOrder
 from rocserve.settings import EngineSettings, WorkerSettings
 from rocserve.workers.messages import LaunchOptions, Load
-from rocserve.workers.planned_workers import PlannedWorkers
+from rocserve.workers.worker import Worker
 
 
 def plan_version_workers(
     order: LoadOrder, plan: EnginePlan, engines: EngineSettings, settings: WorkerSettings
-) -> PlannedWorkers:
+) -> Sequence[Worker]:
     """Plan the start of a version's workers. Raises ServeError (INVALID_ARGUMENT) if the model's file is missing, its
     interpreter cannot run it, a bound is not a number, or the model cannot join its shared worker."""
     definition = order.definition
@@ -48,7 +48,7 @@ def plan_version_workers(
         version=order.version,
         model_folder=str(definition.folder),
         version_folder=str(order.folder),
-        model_file=str(find_model_file(definition, order.folder, plan.workers[0].architecture)),
+        model_file="",  # below, for each worker
         engine=plan.engine.module,
         config=with_sequence_tensors(definition.config),
         answers_requests=backend.answers_requests,
@@ -58,30 +58,28 @@ def plan_version_workers(
         shares_process=bool(shared),
     )
     interpreter, flat = model_interpreter(definition), definition.flat
-    plans = list(plan.workers)
-    if definition.config.cc_model_filenames:
-        files = [str(find_model_file(definition, order.folder, worker.architecture)) for worker in plans]
-        plans = [replace(worker, model_file=file) for worker, file in zip(plans, files, strict=True)]
-    return PlannedWorkers(
-        load=load,
-        options=LaunchOptions(
-            title=f"rocserve:{shared or load.model_name}",
-            forked=plan.engine.forks_from_zygote and not interpreter and not plan.loader,
-            preload=plan.engine.zygote_modules,
-            interpreter=interpreter,
-            loader=plan.loader,
-            output_prefix=f"shared worker '{shared}': " if shared else f"{load.model_name}:{load.version}: ",
-            log_fields={} if shared else {"model": load.model_name, "version": str(load.version)},
-            bounds=bounds,
-            # A model whose files lie among other models' files reads only its own files, any other model its whole
-            # folder.
-            readable=tuple(map(str, flat.files(definition.folder))) if flat and flat.is_alone else _folders(load),
-            writable=writable,
-            model_name=load.model_name,
-            shared_worker=shared,
-        ),
-        plans=plans,
+    options = LaunchOptions(
+        title=f"rocserve:{shared or load.model_name}",
+        forked=plan.engine.forks_from_zygote and not interpreter and not plan.loader,
+        preload=plan.engine.zygote_modules,
+        interpreter=interpreter,
+        loader=plan.loader,
+        output_prefix=f"shared worker '{shared}': " if shared else f"{load.model_name}:{load.version}: ",
+        log_fields={} if shared else {"model": load.model_name, "version": str(load.version)},
+        bounds=bounds,
+        # A model whose files lie among other models' files reads only its own files, any other model its whole
+        # folder.
+        readable=tuple(map(str, flat.files(definition.folder))) if flat and flat.is_alone else _folders(load),
+        writable=writable,
+        model_name=load.model_name,
+        shared_worker=shared,
     )
+    architectures = {worker.architecture for worker in plan.workers}
+    files = {one: str(find_model_file(definition, order.folder, one)) for one in architectures}
+    return [
+        Worker(replace(load, plan=worker, model_file=files[worker.architecture]), options.of(worker))
+        for worker in plan.workers
+    ]
 
 
 def config_text(definition: ModelDefinition) -> str:

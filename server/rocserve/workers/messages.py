@@ -48,8 +48,6 @@ class WorkerPlan:
     """The CPU cores that the worker is bound to; empty = any."""
     architecture: str = ""
     """The GPU's architecture, such as "gfx90a"; "" = not known."""
-    model_file: str = ""
-    """The file that only this worker loads; "" = the same as the others."""
     group_name: str = ""
     """The instance group of a worker with all instances of the group; "" = it has one, `instance_name`."""
 
@@ -197,9 +195,12 @@ class LaunchOptions:
     bounds: Mapping[str, int] = field(default_factory=dict)
     """The model's own bounds, by fields of WorkerSettings. All other bounds come from the settings."""
 
-    def on_gpus(self, device: int | None) -> LaunchOptions:
-        """Return the options of a worker on a GPU, which is never forked. None = on all GPUs."""
-        own = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
+    def of(self, plan: WorkerPlan) -> LaunchOptions:
+        """Return the options of this worker. One that may use GPUs is never forked."""
+        if plan.device is None and plan.kind is not InstanceKind.MODEL:
+            return self
+        # A GPU library reads the variable when it is loaded, so the device is chosen before the process starts.
+        own = {} if plan.device is None else {"HIP_VISIBLE_DEVICES": str(plan.device)}
         return replace(
             self,
             forked=False,

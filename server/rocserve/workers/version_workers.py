@@ -29,9 +29,9 @@ from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.load_limit import LoadLimit
 from rocserve.workers.messages import Progress, Verbosity, WarmUp
 from rocserve.workers.own_check import OwnCheck
-from rocserve.workers.planned_workers import PlannedWorkers, Worker
 from rocserve.workers.process import WorkerSession
 from rocserve.workers.progress_lines import phase_of, progress_line, silence_line
+from rocserve.workers.worker import Worker
 
 _Result = TypeVar("_Result")
 
@@ -46,7 +46,7 @@ class VersionWorkers:
 
     def __init__(
         self,
-        planned: PlannedWorkers,
+        workers: Sequence[Worker],
         *,
         launcher: WorkerLauncher,
         mail: InstanceMail,
@@ -59,7 +59,7 @@ class VersionWorkers:
     ) -> None:
         """`start_call`: runs the model's calls, on the data plane's thread; only for a backend that answers requests.
         `reported`: what loads of the same files have logged. `is_ours`: see Instance."""
-        load = planned.load
+        load, options = workers[0].load, workers[0].options
         self.name = f"model '{load.model_name}' version {load.version}"
         self.mail = mail
         self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES, mail.plane.work_off_later)
@@ -72,14 +72,14 @@ class VersionWorkers:
         self._limits = limits
         self._reported = set() if reported is None else reported
         self._fields = about(model=load.model_name, version=load.version)
-        self._output_prefix = planned.options.output_prefix
+        self._output_prefix = options.output_prefix
         self._loop = asyncio.get_running_loop()
         self._own_check = OwnCheck(self.name, lambda: self._sessions, log)
         # Bounds lines of progress in the log; an engine has a handful of phases.
         self._log_allowance = Allowance(100, 10)
         self._restart_reason = ""
         """Why a worker is down; "" = none is."""
-        self._workers = planned.workers(limits)
+        self._workers = [*workers]
 
     @property
     def _sessions(self) -> Sequence[WorkerSession]:

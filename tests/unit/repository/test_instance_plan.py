@@ -17,9 +17,11 @@ from rocserve.config.definition import FolderReading
 from rocserve.config.model_folder import FlatModel
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, plan_engine, plan_workers
+from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan, plan_engine, plan_workers
+from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.machine import ThisMachine
-from rocserve.settings import EngineSettings
+from rocserve.repository.worker_options import plan_version_workers
+from rocserve.settings import KEEP_USER, EngineSettings, WorkerSettings
 
 from .conftest import REGISTRY, Folders
 
@@ -154,6 +156,25 @@ def test_a_host_policy_keeps_workers_to_its_cores() -> None:
         ModelConfig("m", instance_groups=groups), EngineChoice(WITH_GPU, "of its reason"), machine, 0
     )
     assert [one.cores for one in plans] == [(0, 1), (), (6,), (5,), (4,)]
+
+
+def test_workers_on_gpus_of_other_architectures_load_other_files(folders: Folders) -> None:
+    folder = folders.model(
+        "m", 1, more='cc_model_filenames { key: "gfx90a" value: "fast.onnx" } instance_group { kind: KIND_GPU }'
+    )
+    (folder / "1" / "fast.onnx").touch()
+    (definition,) = FolderReading(folder, REGISTRY).definitions()
+    machine = ToldMachine(gpus=(0, 1), architectures={0: "gfx90a"})
+    engine = EngineChoice(WITH_GPU, "of its reason")
+    plans, _ = plan_workers(definition.config, engine, machine, 0)
+    planned = EnginePlan(WITH_GPU, "of its reason", plans, (), None, 0)
+    workers = plan_version_workers(
+        LoadOrder(definition, 1, folder / "1"), planned, EngineSettings(), WorkerSettings(user=KEEP_USER)
+    )
+    assert [(one.load.plan.device, Path(one.load.model_file).name) for one in workers] == [
+        (0, "fast.onnx"),
+        (1, "model.onnx"),
+    ]
 
 
 def test_workers_know_their_gpus_architecture() -> None:

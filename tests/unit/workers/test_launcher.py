@@ -80,11 +80,6 @@ async def test_a_worker_keeps_to_its_cores(workshop: Workshop, forked: bool) -> 
     assert facts["cores"] == f"[{core}]"
 
 
-async def test_a_worker_may_have_a_file_of_its_own(workshop: Workshop) -> None:
-    plan = WorkerPlan(InstanceKind.CPU, None, 1, model_file="/models/m/1/model_gfx90a.onnx")
-    assert (await facts_of(workshop, plans=[plan]))["file"] == "/models/m/1/model_gfx90a.onnx"
-
-
 async def test_a_gpu_worker_sees_its_device_only_and_is_not_forked(workshop: Workshop) -> None:
     facts = await facts_of(workshop, plans=[WorkerPlan(InstanceKind.GPU, 3, 1)])
     assert (facts["device"], facts["hip"], facts["engine_forked"]) == ("3", "3", "False")
