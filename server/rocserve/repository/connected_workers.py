@@ -83,7 +83,11 @@ class ConnectedWorkers(VersionWorkers):
         self._release_resources: Callable[[], None] | None = None
         if limiter is not None:
             needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
-            self._release_resources = limiter.register(needs)
+            try:
+                self._release_resources = limiter.register(needs)
+            except ServeError:
+                mail.close_heap(self.inputs)
+                raise
 
     @property
     def available(self) -> bool:

@@ -73,7 +73,6 @@ class VersionLife:
         raises ServeError if the loaded version must not be served. `on_load_ended`: gets the reason if the load has
         failed. `on_change`: reports, from any thread, that the index changes; `publish` updates the serving table
         now."""
-        definition = content.definition
         self.name = name
         self.number = number
         self.content = content
@@ -88,7 +87,6 @@ class VersionLife:
         """time.monotonic() when the load got its slot, before that when it was queued."""
         self.is_stale = False
         """Never loaded again: its files have changed since it was registered, or its load was given up."""
-        self.sees_requests: bool = definition.backend is not None and definition.backend.answers_requests
         self.task: asyncio.Task[ServeError | None] | None = None
         """The running load, with the reason if it fails."""
         self._context = context
@@ -305,8 +303,10 @@ class VersionLife:
     def _cold(
         self, resident: Resident, config: ModelConfig, config_message: bytes, statistics: ModelStatistics | None
     ) -> ColdVersion:
-        residents, failure = self._context.residents, lambda: self.failure
-        return ColdVersion(resident, residents, config, config_message, statistics, self.sees_requests, failure)
+        residents, failure, backend = self._context.residents, lambda: self.failure, self.content.definition.backend
+        assert backend is not None, "an ensemble stays"
+        sees_requests = backend.answers_requests
+        return ColdVersion(resident, residents, config, config_message, statistics, sees_requests, failure)
 
     def _wake(self) -> None:
         """Load the version, because a request waits for it, unless it must not be loaded now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest_asyncio
 from support.dispatching import dispatcher_of
 from support.machine import ToldMachine
 from support.waiting import until
-from support.workers import mail_of
+from support.workers import mail_of, open_descriptors
 
 from rocserve.backends.base import BackendSpec, EngineChoice, EngineSpec, Machine
 from rocserve.backends.registry import BackendRegistry
@@ -25,6 +26,8 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.load_order import LoadOrder
 from rocserve.repository.version_loader import LoadedModelVersion, WorkerVersionLoader
+from rocserve.scheduling.rate_limiter import RateLimiter
+from rocserve.settings import RateLimitResource
 from rocserve.workers.launcher import WorkerLauncher
 
 pytestmark = pytest.mark.long
@@ -56,7 +59,7 @@ class Loads:
         self.checks: list[str] = []
         self.progress: list[str] = []
         self.folder = folder / "m"
-        self._loader = loader
+        self.loader = loader
         self._loaded: list[LoadedModelVersion] = []
 
     def _note(self, text: str, is_check: bool) -> None:
@@ -75,7 +78,7 @@ class Loads:
     async def loaded(self) -> LoadedModelVersion:
         (definition,) = FolderReading(self.folder, REGISTRY).definitions()
         order = LoadOrder(definition, 1, self.folder / "1", on_progress=self._note)
-        loaded = await self._loader.load(order)
+        loaded = await self.loader.load(order)
         assert isinstance(loaded, LoadedModelVersion)
         self._loaded.append(loaded)
         return loaded
@@ -139,6 +142,16 @@ async def test_a_gpu_is_never_replaced_by_the_cpu_unasked(loads: Loads) -> None:
     )
     loaded = await loads.load("fails", on_gpu, engine="auto")
     assert (loaded.properties["engine"], loaded.properties["devices"]) == ("plain", "cpu")
+
+
+async def test_a_model_that_the_rate_limiter_refuses_leaves_no_memory(loads: Loads, plane: PlaneLoop) -> None:
+    limiter = RateLimiter([RateLimitResource("r", 1)], plane.call_soon, LOG)
+    loads.loader = dataclasses.replace(loads.loader, limiter=limiter)
+    more = 'instance_group { kind: KIND_CPU rate_limiter { resources { name: "r" count: 2 } } }'
+    before = open_descriptors()
+    with pytest.raises(ServeError, match='Resource count for "r" is limited to 1'):
+        await loads.load("works", more)
+    await until(lambda: open_descriptors() <= before, "the end of the heap")
 
 
 async def test_both_engines_fail(loads: Loads) -> None:
