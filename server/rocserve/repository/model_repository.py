@@ -82,8 +82,7 @@ class ModelRepository:
             await self._hot_reload.scan()
             # A second scan settles the folders that were too young at the first scan.
             if self._context.debounce.unsettled:
-                # Timers may fire 10 ms too early.
-                await asyncio.sleep(self._settings.settle_seconds + 0.01)
+                await asyncio.sleep(self._settings.settle_seconds)
                 await self._hot_reload.scan()
             if not self._settings.remotes:
                 self._start_scanning()

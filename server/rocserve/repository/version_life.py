@@ -105,7 +105,6 @@ class VersionLife:
         """The cold version whose requests the loaded one gets as soon as it is published."""
         self._resident: Resident | None = None
         """None = the version is never unloaded for room or idleness."""
-        self._is_retired = False
 
     # State
 
@@ -139,6 +138,11 @@ class VersionLife:
         """See Resident. A load is about to give the version its requests."""
         offered = self.offered
         return (self.task is not None) + (0 if offered is None else offered.in_flight)
+
+    @property
+    def _is_retired(self) -> bool:
+        """Only of a version that requests may load."""
+        return self._resident is None or self._resident.is_retired
 
     @property
     def _is_awaited(self) -> bool:
@@ -371,7 +375,6 @@ class VersionLife:
 
     def retire(self) -> None:
         """Stop the load, and be offered no longer. `end` must follow when the serving table does not offer it."""
-        self._is_retired = True
         if self._resident is not None:
             self._resident.is_retired = True
         self.stop_load()

@@ -77,8 +77,6 @@ class VersionWorkers:
         self._own_check = OwnCheck(self.name, lambda: self._sessions, log)
         # Bounds lines of progress in the log; an engine has a handful of phases.
         self._log_allowance = Allowance(100, 10)
-        self._restart_reason = ""
-        """Why a worker is down; "" = none is."""
         self._workers = [*workers]
 
     @property
@@ -110,7 +108,8 @@ class VersionWorkers:
     @property
     def troubles(self) -> str:
         """Which workers are restarting or silent, and their engines' background work; "" = nothing."""
-        restart = f"restarting: {self._restart_reason}" if self._restart_reason else ""
+        down = next((worker.down_reason for worker in tuple(self._workers) if worker.down_reason), "")
+        restart = f"restarting: {down}" if down else ""
         return "; ".join(filter(None, (restart, self._silence_line, self._progress_line)))
 
     # Events, on the asyncio loop
@@ -296,7 +295,7 @@ class VersionWorkers:
                     except Exception as error:
                         # Any exception, because descriptors or memory may be short for a while.
                         self._discard(worker)
-                        reason = str(error)
+                        reason = str(error) or type(error).__name__
                         self._log.error("%s could not be restarted: %s", self.name, reason, extra=self._fields)
                 self._log.info("%s has a worker again", self.name, extra=self._fields)
                 self._note_up(worker)
@@ -347,15 +346,13 @@ class VersionWorkers:
     # Progress
 
     def _note_down(self, worker: Worker, reason: str, delay_seconds: float) -> None:
-        self.restarts += not worker.is_down
-        worker.is_down = True
-        self._restart_reason = reason
+        self.restarts += not worker.down_reason
+        worker.down_reason = reason
         self.restarting(reason, delay_seconds)
 
     def _note_up(self, worker: Worker) -> None:
-        worker.is_down = False
-        if not any(worker.is_down for worker in self._workers):
-            self._restart_reason = ""
+        worker.down_reason = ""
+        if not any(worker.down_reason for worker in self._workers):
             self.recovered()
 
     def _reports(self, worker: Worker, session: WorkerSession, report: Progress | MetricChanges) -> None:

@@ -24,7 +24,8 @@ class Worker:
     """None while it is being started, and after its end."""
     supervision: asyncio.Task[None] | None = None
     load_check: LoadCheckReport = NOT_CHECKED
-    is_down: bool = False
+    down_reason: str = ""
+    """Why it is being restarted; "" = it is not."""
     progress: str = ""
     is_checking: bool = False
     """`progress` is about the check of the model."""

@@ -93,19 +93,14 @@ class Room(Generic[AnyTenant]):
             tenant.stage = Stage.WAITING
             self._queue.append(tenant)
 
-    def withdraw(self, tenant: AnyTenant) -> None:
-        """Cancel the wait for room; without effect during the load."""
-        if tenant.stage is Stage.WAITING:
-            self._queue.remove(tenant)
-            tenant.stage = Stage.UNLOADED
-
     def loaded(self, tenant: AnyTenant, needs: Mapping[str, int]) -> None:
         """Note that the tenant is loaded, or stays loaded because it got a request, with its needs."""
         tenant.stage, tenant.needs = Stage.LOADED, needs
 
     def remove(self, tenant: AnyTenant) -> None:
-        """Note that the tenant was unloaded, or failed to load."""
-        self.withdraw(tenant)
+        """Note that the tenant was unloaded, failed to load, or waits for room no longer."""
+        if tenant.stage is Stage.WAITING:
+            self._queue.remove(tenant)
         self._tenants.pop(tenant, None)
         tenant.stage = Stage.UNLOADED
 
