@@ -75,7 +75,6 @@ class ConnectedWorkers(VersionWorkers):
         self._run_call = functools.partial(start_call, dispatcher)
         self._has_called = False
         self._metrics = OwnedMetrics(custom_metrics, order.name, log)
-        self._drain_seconds = limits.drain_timeout_seconds
         self._server_log = log
         self._scheduler: Scheduler | None = None
         self._attached: set[Instance] = set()
@@ -114,14 +113,12 @@ class ConnectedWorkers(VersionWorkers):
         """Let the scheduler finish its requests within the drain timeout, then end the workers. Workers that are late
         are killed, and their requests refused. `close`: closes the scheduler, see `drained`."""
         assert self._scheduler is not None, "connected until the version is gone"
-        if await drained(self.mail.plane, close, self._drain_seconds):
+        drain_seconds = self._limits.drain_timeout_seconds
+        if await drained(self.mail.plane, close, drain_seconds):
             self._cancel_outage_timer()
             await self.stop(10.0)
             return
-        text = (
-            f"{self._order.name} was unloaded and had not answered within {self._drain_seconds:g} s"
-            " (--drain-timeout-secs)"
-        )
+        text = f"{self._order.name} was unloaded and had not answered within {drain_seconds:g} s (--drain-timeout-secs)"
         fields = about(model=self._order.definition.name, version=self._order.version)
         self._server_log.warning("%s; its workers are killed", text, extra=fields)
         self._refuse_waiting(self._scheduler, unavailable(text))

@@ -254,8 +254,8 @@ class ManagedModel:
             return True
         versions = [version for version in self.versions if not version.is_unloaded]
         if any(
-            version.served is not None and version.state is not VersionState.READY and not version.is_cold
-            for version in versions
+            served is not None and not served.is_cold and state is not VersionState.READY
+            for served, state in ((version.served, version.state) for version in versions)
         ):
             return False
         if self.is_serving:

@@ -136,12 +136,6 @@ class ManagedVersion:
         return filter(None, self._leaving.values())
 
     @property
-    def is_cold(self) -> bool:
-        """Whether the version is registered but not in memory; a request loads it."""
-        current = self._current
-        return current is not None and current.is_cold
-
-    @property
     def is_serving(self) -> bool:
         return self.served is not None and self.members.problem is None
 

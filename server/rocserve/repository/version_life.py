@@ -145,12 +145,6 @@ class VersionLife:
         return self._resident is None or self._resident.is_retired
 
     @property
-    def _is_awaited(self) -> bool:
-        """Whether somebody waits for the load."""
-        offered = self.offered
-        return self._callers > 0 or (offered is not None and offered.is_cold and offered.in_flight > 0)
-
-    @property
     def doing(self) -> str:
         """The load's current work; "" = nothing to report."""
         return "waits for room" if self._waits_for_room else self._progress
@@ -320,7 +314,8 @@ class VersionLife:
 
     def _review(self) -> None:
         """Load the version if somebody waits for it. If nobody does, stop a load that waits for room."""
-        if self._is_awaited:
+        offered = self.offered
+        if self._callers or (offered is not None and offered.is_cold and offered.in_flight):
             self._wake()
         elif self._waits_for_room and self.is_cold:
             self.stop_load()

@@ -254,7 +254,7 @@ class ResidentModels:
         for resident in (*unload, *idle):
             work = self._evict(resident, for_room=resident not in idle)
             resident.eviction = self._background.start(work, f"unload of {resident.name} {resident.number}")
-        if self._room.has_waiting:
+        if any(resident.stage is Stage.WAITING for resident in self._admissions):
             # Nothing reports the end of a request.
             again = now + 0.01
         if self._timer is not None:

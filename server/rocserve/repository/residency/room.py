@@ -83,10 +83,6 @@ class Room(Generic[AnyTenant]):
         self._tenants: dict[AnyTenant, None] = {}
         """Tenants that occupy room."""
 
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._queue)
-
     def want(self, tenant: AnyTenant) -> None:
         """Load the tenant as soon as there is room."""
         if tenant.stage is Stage.UNLOADED:
