@@ -102,10 +102,10 @@ class Measure:
 
 def measures(read: Sequence[Module]) -> Sequence[Measure]:
     return (
-        Measure("lines", sum(one.lines for one in read), 86_278),
+        Measure("lines", sum(one.lines for one in read), 86_408),
         Measure("modules", len(read), 532),
-        Measure("classes", sum(one.classes for one in read), 948),
-        Measure("constants of modules", sum(len(one.constants) for one in read), 847),
+        Measure("classes", sum(one.classes for one in read), 947),
+        Measure("constants of modules", sum(len(one.constants) for one in read), 848),
         Measure("groups of modules that import each other", len(circles(read)), 0),
     )
 
