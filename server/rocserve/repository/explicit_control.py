@@ -138,10 +138,10 @@ class ExplicitControl:
             loads[needed] = asyncio.create_task(self._load_alone(needed, readings[needed], before))
         # Cancels all loads if it is cancelled.
         await asyncio.gather(*loads.values(), return_exceptions=True)
-        for needed, load in loads.items():
-            if needed != key and (error := load.exception()) is not None:
+        for error in [load.exception() for needed, load in loads.items() if needed != key and not load.cancelled()]:
+            if error is not None:
                 self._log_failure(error)
-        # Popped, because the error's traceback holds this frame, and so the files that a request may have sent.
+        # Popped, and in no variable, because the error's traceback holds this frame, and so the files of a request.
         return await loads.pop(key)
 
     async def _read_with_members(
