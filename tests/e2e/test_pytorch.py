@@ -21,6 +21,7 @@ from support.server import RocserveProcess
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from rocserve import cli
+from rocserve.load_check.recorded import RecordedAnswers, write_recorded
 from rocserve_client import Client, Internal
 
 TWO_AT_ONCE = """
@@ -36,6 +37,12 @@ input { name: "x" data_type: TYPE_FP32 dims: 3 }
 output [ { name: "scores" data_type: TYPE_FP32 dims: 3 }, { name: "boxes" data_type: TYPE_FP32 dims: 3 } ]
 """
 
+COUNTING = """
+input { name: "x" data_type: TYPE_FP32 dims: [ 5, 4 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 5, 4 ] }
+model_warmup { name: "zeros" inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 5, 4 ] zero_data: true } } }
+"""
+
 
 @pytest.fixture(scope="module")
 def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
@@ -43,6 +50,8 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     repository = folder / "repository"
     drop(repository, "exported", torch_files.data("classifier"), filename="model.pt2")
     drop(repository, "finding", torch_files.data("finding"), FINDING, filename="model.pt")
+    counting = drop(repository, "counting", torch_files.data("counting"), COUNTING, filename="model.pt")
+    write_recorded(counting / "check.npz", RecordedAnswers(*torch_files.values("counting")))
     with zipfile.ZipFile(folder / "archived.mar", "w") as archive:
         model = {"modelName": "archived", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "own.py"}
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": model}))
@@ -83,6 +92,15 @@ def test_a_missing_output_is_an_error_of_the_request_that_wants_it(server: Rocse
         assert scores.result()["scores"].tolist() == [[0] * 3]
         with pytest.raises(Internal, match="has no output 'boxes'"):
             all_of_them.result()
+
+
+def test_samples_and_recorded_answers_change_no_state(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    inputs, expected = torch_files.values("counting")
+    with Client(server.address) as client:
+        client.wait_until_ready(PATIENCE_SECONDS, model="counting")
+        assert "recorded answers" in client.model_metadata("counting").properties["load_check"]
+        for earlier in (0, 1):
+            np.testing.assert_allclose(client.infer("counting", inputs)["y"], expected["y"] + earlier, atol=1e-6)
 
 
 def test_a_model_places_its_parts_itself(server: RocserveProcess) -> None:

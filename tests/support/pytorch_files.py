@@ -207,6 +207,18 @@ class Finding(nn.Module):
         return found
 
 
+class Counting(nn.Module):
+    """Adds the number of its runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return x + self.runs
+
+
 class Reordering(nn.Module):
     """Returns the same keys, in an order that depends on the values."""
 
@@ -441,6 +453,7 @@ def main(folder: Path) -> None:
     torch.jit.script(Typed()).save(folder / "typed_script.pt")
     torch.jit.script(OnlyPositive()).save(folder / "only_positive.pt")
     torch.jit.script(Finding()).save(folder / "finding.pt")
+    _save(folder, "counting", torch.jit.script(Counting()), {"x": x}, {"y": x + 1})
     torch.jit.script(Reordering()).save(folder / "reordering.pt")
     torch.jit.script(Perhaps()).save(folder / "perhaps.pt")
     torch.jit.script(Two()).save(folder / "two.pt")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -322,6 +322,13 @@ def model_reads_files(model: LoadedModel) -> bool:
     file, which may be truncated at any time. Only a model that never holds the GIL while it reads may set it."""
     reads: bool = getattr(model, "reads_files", False)
     return reads
+
+
+def model_unchanged(model: object) -> AbstractContextManager[None]:
+    """Return the result of the model's attribute `unchanged`, or what does nothing. At its end the context gives the
+    model the state that it had before. For runs on inputs that no client has sent."""
+    context: AbstractContextManager[None] = getattr(model, "unchanged", nullcontext)()
+    return context
 
 
 def model_properties(model: object) -> Mapping[str, str]:

@@ -84,7 +84,8 @@ def _zero_bytes(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
 def _high_bits(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
     """Return the inputs with integers that are negative to an engine which takes them for signed ones. Plain bytes have
     their highest bit already."""
-    wide = {given.name for given in inputs if given.kind == "u" and given.datatype.itemsize > 1 and not given.is_mask}
+    unsigned = [given for given in inputs if given.kind == "u" and not (given.is_mask or given.is_length)]
+    wide = {given.name for given in unsigned if given.datatype.itemsize > 1}
     return {
         name: np.asarray(values | values.dtype.type(1 << (8 * values.dtype.itemsize - 1))) if name in wide else values
         for name, values in plain.items()
@@ -102,7 +103,7 @@ def _other_flags(inputs: Sequence[CheckedInput], plain: Feed) -> Feed:
 
 
 def _beside(number: float, inputs: Sequence[CheckedInput], plain: Feed) -> Mapping[str, Feed]:
-    """Return the inputs with numbers on either side of a number, and with integers equal to it, by kind. Elements still
+    """Return the inputs with numbers on either side of a number, and with integers equal to it, by kind. Floats still
     differ, so that what is computed of them is seen."""
     step = max(1.0, abs(number)) / 4
     whole = [given for given in inputs if given.kind in "iu" and not (given.is_mask or given.is_length)]

@@ -318,12 +318,9 @@ class ModelRepository:
     def _rows_of_unreadable(self) -> list[IndexEntry]:
         """Return rows for folders of models that cannot be read; those of stores have rows for the stores."""
         copies = {place.root.absolute() for place in self._settings.remotes}
+        text, state = "this repository cannot be read: {}; its models stay unchanged", VersionState.UNAVAILABLE.value
         unreadable = self._context.scanner.latest.unreadable.items()
-        texts = {
-            root: f"this repository cannot be read: {reason}; its models stay unchanged" for root, reason in unreadable
-        }
-        state = VersionState.UNAVAILABLE.value
-        return [IndexEntry(str(root), "", state, text) for root, text in texts.items() if root not in copies]
+        return [IndexEntry(str(root), "", state, text.format(why)) for root, why in unreadable if root not in copies]
 
 
 def root_labels(settings: RepositorySettings) -> Mapping[Path, str]:

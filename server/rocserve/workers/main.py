@@ -27,7 +27,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from rocserve.backends.base import model_load_check, model_properties
+from rocserve.backends.base import model_load_check, model_properties, model_unchanged
 from rocserve.backends.request_model import readiness_check
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.exit_with_parent import exit_with_parent
@@ -162,12 +162,14 @@ class Session:
         request = self._receive()
         if isinstance(request, messages.WarmUp):
             try:
-                found = service.warm_up(request)
+                with model_unchanged(service.model):
+                    found = service.warm_up(request)
                 if request.recorded_answers:
                     # They show that the model takes inputs.
-                    found = check_recorded_answers(
-                        service.model, request.recorded_answers, request.config, load.answers_requests, check
-                    )
+                    with model_unchanged(service.model):
+                        found = check_recorded_answers(
+                            service.model, request.recorded_answers, request.config, load.answers_requests, check
+                        )
             except BaseException as error:
                 return self._fail("warm up", error, load)
             warmed_up = messages.WarmedUp(readiness_check(service.model) is not None, found)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.backends.base import Batch, ModelSource
+from rocserve.backends.base import Batch, ModelSource, model_unchanged
 from rocserve.backends.refusals import report_on_refused_zeros
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
@@ -193,14 +193,17 @@ def test_the_first_request_finds_a_programs_state_as_the_file_has_it(load: Loade
             self.register_buffer("total", torch.zeros(1))
             if file == "model.pt":
                 self.runs, self.state = 0, torch.zeros(1)
+                self.kept, self.counts = [0], {"runs": 0}
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.total.add_(1)
             if not torch.jit.is_scripting():
-                return x + 3 * self.total
+                return x + 5 * self.total
             self.runs += 1
             self.state = self.state + 1
-            return x + self.total + self.state + self.runs
+            self.kept.append(0)
+            self.counts["runs"] += 1
+            return x + self.total + self.state + self.runs + len(self.kept) - 1 + self.counts["runs"]
 
     class Whole(torch.nn.Module):
         def __init__(self) -> None:
@@ -212,12 +215,13 @@ def test_the_first_request_finds_a_programs_state_as_the_file_has_it(load: Loade
 
     options = table(8) | {"outputs": [OutputConfig("OUTPUT__0", FP32, (5,))]} if file == "model.pt" else {}
     model = load(Whole(), torch.rand(5, 5), file=file, **options)
-    model.warm_up([])
+    with model_unchanged(model):
+        model.warm_up([])
     x = tensor_from_numpy(model.signature.inputs[0].name, np.zeros((1, 5), np.float32))
     outputs = [spec.name for spec in model.signature.outputs]
     for runs in (1, 2):
         answer = model.execute(Batch({x.name: x}, tuple(outputs), (1,))).outputs[outputs[0]]
-        assert answer.tolist() == [[3 * runs] * 5]
+        assert answer.tolist() == [[5 * runs] * 5]
 
 
 def test_a_program_that_takes_no_made_up_input_is_loaded(load: Loader) -> None:

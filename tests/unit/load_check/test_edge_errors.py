@@ -238,3 +238,9 @@ def test_integers_that_are_taken_for_signed_ones(datatype: DataType) -> None:
 
     assert compare(cases, dict, "fp32").right
     assert compare(cases, signed, "fp32").case == "high bits"
+
+
+def test_a_length_gets_no_high_bits() -> None:
+    """Two billion elements would fill the memory."""
+    lengths = CheckedInput("lengths", DataType.UINT32, (2,))
+    assert "high bits" not in dict(edge_inputs([lengths], {"lengths": np.array([3, 4], np.uint32)}))

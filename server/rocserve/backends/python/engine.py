@@ -234,8 +234,8 @@ class PythonModel:
         return replace(answer, slot=kept) if kept and isinstance(answer, ModelResponse) else answer
 
     def _noted(self, response: InferenceResponse, answer: Answer) -> Answer:
-        """Return the answer. Warn once of each output that it lacks because the configuration does, and of so few that
-        they do not fill the log."""
+        """Return the answer. Warn once of each output that it lacks because the configuration does, but of the first 20
+        only."""
         if not isinstance(answer, ModelResponse) or len(answer.outputs) == len(response._tensors):
             return answer
         for name in [tensor._tensor.name for tensor in response._tensors]:

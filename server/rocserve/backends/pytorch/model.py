@@ -252,6 +252,10 @@ class TorchModel:
         """See `model_preparation`."""
         return next(self._preparation, False)
 
+    def unchanged(self) -> AbstractContextManager[None]:
+        """See `model_unchanged`."""
+        return unchanged(self.program)
+
     def warm_up(self, samples: Sequence[Batch]) -> ServeError | None:
         """Run the samples; without samples, run zeros in the example's sizes. Returns a refusal of zeros. Raises
         ServeError, also (INVALID_ARGUMENT) if the program fails only because of the parameter `precision`."""
@@ -263,10 +267,9 @@ class TorchModel:
                 zeros = self._bound.zeros(1, padding.smallest, padding)
                 batch = Batch({tensor.name: tensor for tensor in zeros}, tuple(self._bound.outputs), (1,))
                 # TorchScript profiles its first two runs, and then compiles for their shapes.
-                with unchanged(self.program):
-                    for _ in range(3):
-                        with suppress(MissingOutput):
-                            self.execute(batch)
+                for _ in range(3):
+                    with suppress(MissingOutput):
+                        self.execute(batch)
             except ServeError as error:
                 self._check_precision(zeros, error)
                 _LOG.debug("model '%s': warm-up with zeros failed: %s", self._config.name, error)

@@ -75,6 +75,12 @@ def _keep_attributes(module: Any) -> Callable[[], None]:
     back: as the same tensors, because captured graphs know their places."""
     graph = module.inlined_graph
     changed = {node.s("name") for node in graph.findAllNodes("prim::SetAttr")}
+    for operator in (
+        "append", "clear", "Delete", "extend", "insert", "pop", "popitem", "remove", "_set_item", "setdefault",
+        "update",
+    ):  # fmt: skip
+        containers = [next(node.inputs()).node() for node in graph.findAllNodes(f"aten::{operator}")]
+        changed |= {node.s("name") for node in containers if node.kind() == "prim::GetAttr"}
     used = changed | {node.s("name") for node in graph.findAllNodes("prim::GetAttr")}
     others = {id(one): one for one in (*module.parameters(), *module.buffers())}
     kept: list[tuple[Any, str, Any, Any]] = []
