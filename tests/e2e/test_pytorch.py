@@ -40,7 +40,10 @@ output [ { name: "scores" data_type: TYPE_FP32 dims: 3 }, { name: "boxes" data_t
 COUNTING = """
 input { name: "x" data_type: TYPE_FP32 dims: [ 5, 4 ] }
 output { name: "y" data_type: TYPE_FP32 dims: [ 5, 4 ] }
-model_warmup { name: "zeros" inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 5, 4 ] zero_data: true } } }
+model_warmup {
+  name: "zeros" batch_size: 1
+  inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 5, 4 ] zero_data: true } }
+}
 """
 
 
