@@ -5,7 +5,7 @@ much it has posted on each of its rings, how much it has taken from each of the 
 and how far a worker was with its last group. A writer stores entries, then its word; a reader copies entries, then
 stores its word. All words are aligned 64-bit stores. x86 keeps their order; other processors need a fence.
 
-An end trusts the other end only with the content of entries. Impossible numbers raise LinkBroken.
+Each end checks the other end's words: impossible numbers raise LinkBroken. It does not check the content of entries.
 """
 
 from __future__ import annotations
@@ -60,12 +60,10 @@ class RingWriter:
     def reserve(self) -> bool:
         """Reserve a place for an entry that `post_reserved` will post. Returns False if none is free. Raises
         LinkBroken."""
-        under_way = self.posted - self._other_words[self._taken_at]
-        if 0 <= under_way <= self._size - (self._reserved + 1) * ENTRY_BYTES:
-            self._reserved += 1
-            return True
-        # `room` also raises LinkBroken for impossible numbers.
-        return self.room > 0
+        if self.room <= 0:
+            return False
+        self._reserved += 1
+        return True
 
     def post_reserved(self, entry: bytes) -> None:
         self._reserved -= 1

@@ -7,9 +7,10 @@ are remembered: it reuses the number of its oldest text. The reader keeps a dict
 from __future__ import annotations
 
 REMEMBERED = 1024
-"""Texts that a ring's ends remember, each up to LARGEST_REMEMBERED: each length of a string, for example, has one."""
+"""Texts that a ring's ends remember: each length of a string, for example, has one."""
 LARGEST_REMEMBERED = 32 << 10
-"""Bytes. A larger text, as of thousands of parameters, is number 0: it is sent just before the entries that need it."""
+"""Bytes of the text of a request or a batch. A larger one, as of thousands of parameters, is number 0: it is sent just
+before the entries that need it."""
 
 
 class Text:

@@ -110,6 +110,28 @@ def test_a_place_that_was_reserved_is_there_when_it_is_needed(pair: Pair) -> Non
     assert writer.room == ENTRIES
 
 
+class TakenMeanwhile:
+    """The other end's words; that end takes all entries after each look at them."""
+
+    def __init__(self, words: memoryview, reader: rings.RingReader) -> None:
+        self._words, self._reader = words, reader
+
+    def __getitem__(self, at: int) -> int:
+        word: int = self._words[at]
+        self._reader.take()
+        return word
+
+
+def test_what_is_taken_during_a_reservation_gives_no_place_twice(pair: Pair) -> None:
+    writer, reader = pair.first_end().writers[0], pair.second_end().readers[0]
+    writer.post(entries(0, ENTRIES))
+    words = writer._other_words
+    writer._other_words = TakenMeanwhile(words, reader)  # type: ignore[assignment]
+    has_place = writer.reserve()
+    writer._other_words = words
+    assert writer.room == ENTRIES - has_place
+
+
 def test_room_comes_back_when_the_other_end_has_taken(pair: Pair) -> None:
     writer, reader = pair.first_end().writers[0], pair.second_end().readers[0]
     assert writer.room == ENTRIES
