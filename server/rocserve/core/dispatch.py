@@ -15,7 +15,7 @@ from rocserve.core.exchange import EndHook, Exchange, HookOrder, Responder, Resp
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceOrder
-from rocserve.core.serving import ServedVersion, ServingTable, ServingTableHolder
+from rocserve.core.serving import ServingTable, ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.timing import RequestTiming
@@ -46,24 +46,22 @@ class Dispatcher:
         exchange: Exchange,
         copying: Sequence[Steps[None]] = (),
         is_prepared: bool = False,
-        member: ServedVersion | None = None,
     ) -> None:
         """Schedule a request; all errors go to the exchange. First `copying` copies its inputs, and BYTES elements are
         counted if there may be many, in steps between other work, unless `is_prepared`. Requests of a sequence stay in
-        order. `member`: the version that runs the request unless it is cold; None = the one that is named."""
+        order."""
         head = request.head
         if head.wants_timing and request.timing is None:
             begin_timing(request, exchange)
         if (
             (copying or head.has_strings or self._order.held)
             and not is_prepared
-            and self._is_delayed(request, exchange, copying, member)
+            and self._is_delayed(request, exchange, copying)
         ):
             return
         try:
-            if member is not None and not member.is_cold:
-                version = member
-            else:
+            version = request.member
+            if version is None or version.is_cold:
                 table = self.tables.table
                 version = table.by_head.get(head) or table.find_by_head(head)
             if request.timing is not None:
@@ -72,31 +70,19 @@ class Dispatcher:
         except ServeError as error:
             exchange.send(error)
 
-    def _is_delayed(
-        self,
-        request: InferRequest,
-        exchange: Exchange,
-        copying: Sequence[Steps[None]],
-        member: ServedVersion | None,
-    ) -> bool:
+    def _is_delayed(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> bool:
         """Prepare a request, or let it wait for an earlier one of its sequence. Returns False if it needs neither."""
         if self._order.held and self._order.wait_if_held(
-            request.sequence_key, partial(self.dispatch, request, exchange, copying, member=member)
+            request.sequence_key, partial(self.dispatch, request, exchange, copying)
         ):
             return True
         if not copying and not _has_long_strings(request):
             return False
         self._order.hold(request.sequence_key)
-        self.work_off(self._prepare(request, exchange, copying, member))
+        self.work_off(self._prepare(request, exchange, copying))
         return True
 
-    def _prepare(
-        self,
-        request: InferRequest,
-        exchange: Exchange,
-        copying: Sequence[Steps[None]],
-        member: ServedVersion | None,
-    ) -> Steps[None]:
+    def _prepare(self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]]) -> Steps[None]:
         try:
             for steps in copying:
                 yield from steps
@@ -109,7 +95,7 @@ class Dispatcher:
                     is_counted = entry.datatype == DataType.BYTES.value
                     faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
                 request.element_faults = faults
-            self.dispatch(request, exchange, is_prepared=True, member=member)
+            self.dispatch(request, exchange, is_prepared=True)
         self._order.release(request.sequence_key)
 
 
@@ -121,27 +107,20 @@ def _has_long_strings(request: InferRequest) -> bool:
     return False
 
 
-def dispatch_caused(
-    dispatcher: Dispatcher,
-    request: InferRequest,
-    client: Responder,
-    parent: Trace | None,
-    member: ServedVersion | None = None,
-) -> None:
-    """Dispatch a request that another request caused, with a child of the trace `parent`, if there is one. `member`:
-    see Dispatcher.dispatch."""
+def dispatch_caused(dispatcher: Dispatcher, request: InferRequest, client: Responder, parent: Trace | None) -> None:
+    """Dispatch a request that another request caused, with a child of the trace `parent`, if there is one."""
     exchange = Exchange(client)
     if parent is not None:
         head = request.head
         try:
-            version = member or dispatcher.table.find(head.model_name, head.model_version)
+            version = request.member or dispatcher.table.find(head.model_name, head.model_version)
         except ServeError as error:
             exchange.send(error)
             return
         trace = request.trace = parent.child(version.name, str(version.version), request.id)
         note_inputs(trace, request, exchange)
         exchange.add(EndHook(HookOrder.TRACE, partial(_end_trace, trace)))
-    dispatcher.dispatch(request, exchange, member=member)
+    dispatcher.dispatch(request, exchange)
 
 
 def note_inputs(trace: Trace, request: InferRequest, exchange: Exchange) -> None:

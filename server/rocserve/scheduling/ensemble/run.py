@@ -55,8 +55,6 @@ class StepRequest:
     is_batched: bool
     """Each element of a References output is a row."""
     sequence: SequenceTag | None
-    member: ServedVersion | None
-    """The version on which the step runs; None = the one that the request names."""
     slot: object = None
     """The slot of the last answer with References."""
     is_decoupled: bool = False
@@ -183,7 +181,7 @@ class EnsembleRun:
     def dispatch(self, step: StepRequest) -> None:
         request = step.request
         del step.request
-        dispatch_caused(self.parts.dispatcher, request, step, self._request.trace, step.member)
+        dispatch_caused(self.parts.dispatcher, request, step, self._request.trace)
 
     def step_answered(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """Take a member's answer. Tensors stay in the worker's memory if it has room, else they are copied."""
@@ -343,6 +341,7 @@ class EnsembleRun:
             data_owner=(self._request.data_owner, slots) if slots else self._request.data_owner,
             caller=self._request.caller,
             members=self._members if is_kept else None,
+            member=served if is_kept else None,
         )
         if self._request.timing is not None:
             request.timing = self._request.timing.begin_step(step.model_name)
@@ -356,7 +355,6 @@ class EnsembleRun:
             reference_outputs,
             is_batched=member.max_batch_size > 0,
             sequence=request.sequence,
-            member=served if is_kept else None,
             timing=request.timing,
         )
 
