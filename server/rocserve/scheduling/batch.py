@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -174,7 +175,7 @@ class BatchAnswers:
         self._has_only_outputs = not (outcome.error or outcome.failures or outcome.parameters or outcome.is_large)
         self._slot = outcome.slot if self._has_only_outputs else None
         """The outputs, if another process may read them in place; else None."""
-        self._sends: list[_Together | tuple[Exchange, Answer]] = []
+        self._sends = deque[_Together | tuple[Exchange, Answer]]()
         self._together: dict[tuple[AnswerLink, _Form], _Together] = {}
         """The messages among `_sends` that may still grow."""
 
@@ -214,16 +215,24 @@ class BatchAnswers:
         return answer if isinstance(answer, ServeError) else None
 
     def send(self) -> None:
-        outcome, slot = self._outcome, self._slot
-        for send in self._sends:
-            if isinstance(send, tuple):
-                exchange, answer = send
-                exchange.send(answer)
-            elif slot is None or not send.link.answer_together(send.form.head, slot, outcome.nbytes, send.places):
-                for request, index in send.members:
-                    request.exchange.send(self._responses.answer(request, outcome, index))
-            else:
-                Exchange.note_answered_elsewhere([request.exchange for request, _ in send.members])
+        outcome, slot, sends = self._outcome, self._slot, self._sends
+        try:
+            while sends:
+                send = sends.popleft()
+                if isinstance(send, tuple):
+                    exchange, answer = send
+                    exchange.send(answer)
+                elif slot is None or not send.link.answer_together(send.form.head, slot, outcome.nbytes, send.places):
+                    answers = self._responses.answer
+                    sends.extendleft(
+                        [(one.exchange, answers(one, outcome, index)) for one, index in reversed(send.members)]
+                    )
+                else:
+                    Exchange.note_answered_elsewhere([request.exchange for request, _ in send.members])
+        finally:
+            if sends:
+                # A fault of one answer holds back no other.
+                self.send()
 
 
 @dataclass(slots=True, eq=False)
@@ -293,8 +302,12 @@ class BatchAnswerer:
     def forget(self, batch: FormedBatch, begun: int = 0) -> None:
         """Do nothing: no state of a batch is kept."""
 
-    def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
-        """Count each request, then send its response or error; never raises. True: no request is left unanswered."""
+    def is_open(self, batch: FormedBatch) -> bool:
+        """Return False: the answer to each request came with the batch."""
+        return False
+
+    def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
+        """Count each request, then send its response or error."""
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answers = BatchAnswers(self._responses, outcome)
         queue_starts: list[int] = []
@@ -328,7 +341,6 @@ class BatchAnswerer:
         for request in timed:
             note_timing(request, batch, times)
         answers.send()
-        return True
 
     def take_back(self, batch: FormedBatch, request: InferRequest) -> bool:
         """Let the caller answer a request that was sent ahead. Returns True: the caller may do so."""

@@ -1,7 +1,8 @@
-"""Measures how long batches take: smoothed times in the engine, and by batch size the time from the start on an
-instance to the outputs. Also counts how many requests in a row were quick and left their worker alive.
+"""Measures how long batches take: smoothed times in the engine, and, by a batch's work (RequestPlan.work), the time
+from its start on an instance to its outputs. Also counts how many requests in a row were quick and left their worker
+alive.
 
-The second measure is kept for batches of up to 1, 2, 4, 8, ... rows separately, and read in two ways: the time that
+The second measure is kept separately for work up to 1, 2, 4, 8, ..., and read in two ways: the time that
 most batches stay below, a quantile of the last ones, and the best time, that of the fastest of the very last ones. A
 size that has not run yet counts as the largest measured size below it, so that it is tried. No estimate is made from a
 single batch.
@@ -49,16 +50,16 @@ class ComputeTimes:
         self.calm_requests = 0
         """Number of requests since the last batch that was slow or ended its worker."""
         self._windows: dict[int, deque[int]] = {}
-        """Size class (log2 of the rows, rounded up) -> nanoseconds of its last batches."""
+        """Size class (log2 of the work, rounded up) -> nanoseconds of its last batches."""
         self._ended_ns: dict[int, int] = {}
         """Size class -> time.monotonic_ns() when its last batch ended."""
         self._ages_checked_ns = 0
         self._latest = deque[tuple[int, int]](maxlen=_LATEST)
-        """Rows and nanoseconds of the last batches of all sizes."""
+        """Work and nanoseconds of the last batches of all sizes."""
         self._estimates: dict[int, float] = {}
         """Size class -> seconds that most batches stay below; emptied when new batches change the estimates."""
         self._at_best: dict[int, float] = {}
-        """Rows -> `at_best`; emptied by each batch."""
+        """Work -> `at_best`; emptied by each batch."""
         self._added = 0
         self._last_ns = 0
 
@@ -83,16 +84,16 @@ class ComputeTimes:
         """Note that a worker has ended with a batch."""
         self.calm_requests = 0
 
-    def add(self, rows: int, nanoseconds: int, ended_ns: int) -> None:
-        """Record that `rows` rows took `nanoseconds` from their start on an instance to their outputs."""
+    def add(self, work: int, nanoseconds: int, ended_ns: int) -> None:
+        """Record that a batch of this work took `nanoseconds` from its start on an instance to its outputs."""
         self._last_ns = ended_ns
-        size = (rows - 1).bit_length()
+        size = (work - 1).bit_length()
         window = self._windows.get(size)
         if window is None:
             window = self._windows[size] = deque(maxlen=_WINDOW)
         window.append(nanoseconds)
         self._ended_ns[size] = ended_ns
-        self._latest.append((rows, nanoseconds))
+        self._latest.append((work, nanoseconds))
         self._at_best.clear()
         self._added += 1
         # After a full window only every fourth batch changes the estimate, because sorting costs a microsecond.
@@ -109,7 +110,7 @@ class ComputeTimes:
                 if now_ns - self._ended_ns[size] >= max(50 * window[-1], 10_000_000_000):
                     self._drop(size)
         if len(self._latest) == _LATEST and all(
-            nanoseconds / 1e9 <= self.of(rows) / 2 for rows, nanoseconds in self._latest
+            nanoseconds / 1e9 <= self.of(work) / 2 for work, nanoseconds in self._latest
         ):
             for size in list(self._windows):
                 self._drop(size)
@@ -120,9 +121,9 @@ class ComputeTimes:
         self._estimates.clear()
         self._at_best.clear()
 
-    def of(self, rows: int) -> float:
+    def of(self, work: int) -> float:
         """Return the seconds that most batches of this size stay below; 0 while nothing is known."""
-        for size in range((rows - 1).bit_length(), -1, -1):
+        for size in range((work - 1).bit_length(), -1, -1):
             estimate = self._estimates.get(size)
             if estimate is not None:
                 return estimate
@@ -132,17 +133,17 @@ class ComputeTimes:
                 return estimate
         return 0.0
 
-    def at_best(self, rows: int) -> float:
+    def at_best(self, work: int) -> float:
         """Return the seconds of the fastest of the last batches of this size; 0 while nothing is known."""
-        known = self._at_best.get(rows)
+        known = self._at_best.get(work)
         if known is None:
             known = 0.0
-            for size in range((rows - 1).bit_length(), -1, -1):
+            for size in range((work - 1).bit_length(), -1, -1):
                 window = self._windows.get(size, ())
                 if len(window) >= _LEAST_BATCHES:
                     known = min([*window][-_LATEST:]) / 1e9
                     break
-            self._at_best[rows] = known
+            self._at_best[work] = known
         return known
 
     @property

@@ -71,14 +71,14 @@ class InFlightRequests:
         config: ModelConfig,
         version: int,
         statistics: ModelStatistics,
-        timers: PlaneLoop,
+        plane: PlaneLoop,
         on_answered: Callable[[], None],
     ) -> None:
         """`on_answered`: called for each batch whose last request ends after `answer`."""
         self._decoupled = config.decoupled
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
-        self._timers = timers
+        self._plane = plane
         self._on_answered = on_answered
         self._batches: dict[FormedBatch, _InFlightBatch] = {}
 
@@ -136,8 +136,12 @@ class InFlightRequests:
         self._mark_ended(in_flight, True)
         return True
 
-    def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
-        """Answer the requests whose answers came with the batch. Returns whether all of the batch have ended."""
+    def is_open(self, batch: FormedBatch) -> bool:
+        """Return whether a request of a batch that has returned still runs."""
+        return batch in self._batches
+
+    def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
+        """Answer the requests whose answers came with the batch."""
         running = self._batches[batch]
         running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         times = (batch.compute_start_ns, *running.times)
@@ -165,9 +169,8 @@ class InFlightRequests:
         running.open_count -= len(ended)
         running.instance.close_requests(ended)
         # Counted before sending, because a client that has its answer may ask for the statistics.
-        is_done = self._count_if_done(running)
+        self._count_if_done(running)
         answers.send()
-        return is_done
 
     def _on_answer(self, in_flight: _InFlight, answer: Result | None, final: bool) -> None:
         """Take an answer that came separately from its batch, or the report that the worker has ended."""
@@ -192,7 +195,7 @@ class InFlightRequests:
             response = self._responses.make(request, heads, data, answer.parameters, is_large, answer.slot)
             if is_large and not isinstance(response, ServeError):
                 go_on = functools.partial(self._resume, in_flight)
-                in_flight.large_slot = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
+                in_flight.large_slot = weakref.ref(answer.slot, lambda _: self._plane.at_end_of_turn(go_on))
         if self._decoupled and not isinstance(answer, Rescheduled):
             self._count_response(in_flight, response, answered_ns)
         is_done = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rocserve.core.errors import ServeError, copied_error, deadline_exceeded, unavailable
-from rocserve.core.exchange import QUEUED, Exchange, HookOrder
+from rocserve.core.exchange import Exchange, HookOrder
 from rocserve.core.requests import InferRequest
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import NOTHING, BatchPolicy, DynamicBatcher, Triage, batch_policy
@@ -112,12 +112,13 @@ class ModelScheduler(Scheduler):
             self._run(instance, batch)
 
     def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
-        """See Scheduler. The requests return to the front of the queue, except those that nobody waits for: the next
-        worker would not learn of it."""
+        """See Scheduler. The requests return to the front of the queue, except those whose clients have left or whose
+        time has passed: neither is reported again."""
         self._pool.detach(instance)
         again: list[InferRequest] = []
+        now = time.monotonic()
         for request in batch.running:
-            refusal = cancelled() if request.exchange.has_left else self._outage
+            refusal = cancelled() if request.exchange.has_left else self._outage or self._expiry(request, now)
             if refusal is None:
                 again.append(request)
             else:
@@ -135,7 +136,7 @@ class ModelScheduler(Scheduler):
         self._give_up(request, error)
 
     def _time_out(self, request: InferRequest) -> ServeError | None:
-        if request.exchange.state is QUEUED and self._queue.delay(request):
+        if self._queue.delay(request):
             self._watch_time(request)
             return None
         return unavailable("Request timeout expired")

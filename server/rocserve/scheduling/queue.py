@@ -274,13 +274,14 @@ class RequestQueue:
             self._close_if_empty(request.level)
 
     def delay(self, request: InferRequest) -> bool:
-        """With the action DELAY, let a request whose timeout has passed run after the rest of its level; it expires
-        again at its client's deadline. Returns whether the action is DELAY."""
-        level = self._levels[request.level]
-        if not level.policy.delays_timed_out:
+        """With the action DELAY, let a request whose timeout has passed run after the rest of its level, unless a
+        worker has it; it expires again at its client's deadline. Returns whether the action is DELAY."""
+        if not self._policy(request.level).delays_timed_out:
             return False
-        level.remove(request)
-        level.delayed.append(request)
+        if request.exchange.state is QUEUED:
+            level = self._levels[request.level]
+            level.remove(request)
+            level.delayed.append(request)
         request.expires_at = request.deadline
         return True
 

@@ -44,6 +44,9 @@ class ResponseSequencer:
                     break
         finally:
             self._is_sending = False
+            if tickets and (tickets[0].waiting or tickets[0].has_ended):
+                # A fault of one response holds back no other.
+                self.send_due()
 
 
 class Ticket:

@@ -93,7 +93,7 @@ class Scheduler(ABC):
         else:
             self._answerer = BatchAnswerer(config, parts.version, parts.statistics)
         self._running = 0
-        """Batches that have not ended, or requests that the model answers one by one."""
+        """Batches that have not ended. A batch ends with its last request."""
         self._on_drained: Callable[[], None] | None = None
         """Set when the version is closed, until it has been called."""
         self._outage: ServeError | None = None
@@ -141,7 +141,8 @@ class Scheduler(ABC):
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that have not begun to run, plus batches that have not ended. From any thread."""
+        """How many requests wait in the queue or are about to be refused, plus batches that have not ended. From any
+        thread."""
         return self._queue.count + len(self._refused) + self._running
 
     def follow(self, request: InferRequest, exchange: Exchange) -> None:
@@ -300,15 +301,14 @@ class Scheduler(ABC):
         self._pool.end(instance, batch)
         if outcome.error is None:
             self._times.observe(batch, outcome)
-        is_answered = True
         try:
             if self._queue.count or self._refused:
                 self._pump()
         finally:
             try:
-                is_answered = self._answerer.answer(batch, outcome)
+                self._answerer.answer(batch, outcome)
             finally:
-                if is_answered:
+                if not self._answerer.is_open(batch):
                     self._batch_ended()
 
     def _batch_ended(self) -> None:
@@ -321,12 +321,17 @@ class Scheduler(ABC):
     def _expire(self) -> None:
         now = time.monotonic()
         for request in self._deadlines.pop_due(now, self._expire):
-            deadline = request.deadline
-            is_late = deadline is not None and deadline <= now
-            error = deadline_exceeded() if is_late else self._time_out(request)
+            error = self._expiry(request, now)
             if error is not None:
                 self._refuse(request, error)
         self._schedule_pump()
+
+    def _expiry(self, request: InferRequest, now: float) -> ServeError | None:
+        """Return the error for a request whose time has passed by `now`; None if it may still run."""
+        if request.expires_at is None or request.expires_at > now:
+            return None
+        is_late = request.deadline is not None and request.deadline <= now
+        return deadline_exceeded() if is_late else self._time_out(request)
 
     def _has_not_begun(self, request: InferRequest) -> bool:
         """Return whether a request can still be refused. Its time does not stop one that has begun."""

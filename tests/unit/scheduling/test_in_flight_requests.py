@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -127,9 +128,9 @@ class Model:
         self.scheduler.attach(instance)  # type: ignore[arg-type]
         return instance
 
-    def submit(self) -> Told:
+    def submit(self, told: Told | None = None) -> Told:
         request = InferRequest(self._head, "r", [np.zeros(1, np.float32).tobytes()])
-        told = Told(self.loop)
+        told = told or Told(self.loop)
         self._validator.validate(request)
         self.scheduler.submit(request, Exchange(told))
         return told
@@ -456,3 +457,26 @@ def test_requests_travel_together_and_end_each_for_itself(model: Model) -> None:
     # An execution for each.
     executions, successes, failures = model.counts()
     assert (executions - before[0], successes - before[1], failures - before[2]) == (8, 8, 1)
+
+
+class Failing(Told):
+    def send(self, answer: InferResponse | ServeError | None, final: bool = True) -> None:
+        raise RuntimeError("a fault of the server")
+
+
+def test_a_batch_ends_once_though_its_answers_fail(model: Model) -> None:
+    instance = model.instance()
+    model.warm_up(instance)
+    for _ in range(9):
+        model.submit(Failing(model.loop))
+    fails = partial(pytest.raises, RuntimeError, match="a fault of the server")
+    while instance.batches:
+        with fails():
+            # The last request of a group is answered later.
+            size = instance.sizes[-len(instance.batches)]
+            instance.finish(in_flight={size - 1} if size > 1 else None)
+    assert instance.open
+    for number in tuple(instance.open):
+        with fails():
+            instance.say(number, value(1), True)
+    assert model.scheduler.in_flight == 0

@@ -99,6 +99,22 @@ def test_who_gives_up_its_ticket_keeps_nobody_waiting(exchanges, sent_lines) -> 
     assert sent_lines[-1] == "c:end"
 
 
+class Failing(Log):
+    def send(self, answer: Answer, final: bool = True) -> None:
+        raise RuntimeError("a fault of the server")
+
+
+def test_a_response_that_fails_holds_back_no_other(sent_lines) -> None:
+    sequencer = ResponseSequencer()
+    clients = [Log("a", sent_lines), Failing("b", sent_lines), Log("c", sent_lines)]
+    first, *others = [in_order(client, sequencer) for client in clients]
+    for exchange in others:
+        exchange.send(response(bytearray(b"1")))
+    with pytest.raises(RuntimeError, match="a fault of the server"):
+        first.send(response(bytearray(b"1")))
+    assert sent_lines == ["a:1.", "c:1."]
+
+
 def test_what_comes_while_another_is_sent_follows_it_on_memory_of_its_own(sent_lines) -> None:
     """A response may lead to the next: another step of an ensemble, for example."""
     sequencer = ResponseSequencer()
@@ -243,6 +259,20 @@ def test_what_is_made_for_one_request_goes_by_itself_and_overtakes_nobody() -> N
     assert together == (link, ["A", "B"], 384, [1, 0, B_AT])
     assert token == 2 and isinstance(classes, InferResponse) and classes.head.outputs[0].datatype is DataType.BYTES
     assert last == (link, ["A", "B"], 384, [3, 256, 256 + B_AT])
+
+
+class FailingLinked(Linked):
+    def send(self, answer: Answer, final: bool = True) -> None:
+        raise RuntimeError("a fault of the server")
+
+
+def test_an_answer_that_fails_holds_back_no_other_of_its_batch() -> None:
+    sent: list[tuple[int, object]] = []
+    link = Link(sent, reads=False)  # type: ignore[arg-type]
+    asked = [(CLASSES, FailingLinked(link, 1)), (CLASSES, Linked(link, 2)), (BOTH, FailingLinked(link, 3))]
+    with pytest.raises(RuntimeError, match="a fault of the server"):
+        answers_to(outcome_of(5), *asked, (BOTH, Linked(link, 4)), (BOTH, Linked(link, 5)))
+    assert [token for token, _ in sent] == [2, 4, 5]
 
 
 @pytest.mark.parametrize("fault", ["a failure", "parameters", "a link that does not read"])

@@ -8,7 +8,7 @@ import pytest
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, StatusCode, internal
-from rocserve.core.model_config import DynamicBatching
+from rocserve.core.model_config import DynamicBatching, QueuePolicy
 from rocserve.workers.instance import WorkerGone
 
 
@@ -120,6 +120,49 @@ def test_what_was_dropped_does_not_come_back_from_a_dead_worker(bench) -> None:
     successor = bench.new_instance()
     bench.scheduler.attach(successor)
     assert not successor.executions
+
+
+@pytest.mark.parametrize("has_deadline", [False, True])
+def test_what_has_expired_in_a_dead_worker_runs_on_no_other(make_bench, has_deadline: bool) -> None:
+    """The server took it for running, so its time did not stop it; but the worker had not read it."""
+    bench = make_bench(instances=2)
+    limit = {"deadline": time.monotonic() + 0.03} if has_deadline else {"timeout": 30_000}
+    doomed = bench.submit(1.0, **limit)
+    lost, idle = sorted(bench.instances, key=lambda one: not one.executions)
+    bench.loop.run(0.1)
+    assert not doomed.done.is_set()
+    lost.closed = True
+    lost.executions[0].finish(error=WorkerGone("gone"))
+    assert not idle.executions
+    assert doomed.error.code is (StatusCode.DEADLINE_EXCEEDED if has_deadline else StatusCode.UNAVAILABLE)
+
+
+def test_a_timeout_that_only_delays_refuses_nobody_in_a_worker(make_bench) -> None:
+    policy = QueuePolicy(delays_timed_out=True, default_timeout_microseconds=30_000)
+    bench = make_bench(DynamicBatching(default_queue_policy=policy))
+    bench.warm_up(rows=1)
+    bench.executions.clear()
+    answers = bench.loop.turning(lambda: [bench._submit(1.0, width=width) for width in (2, 3, 4)])()
+    (group,) = bench.executions
+    assert group.is_grouped
+    bench.loop.run(0.1)
+    group.finish()
+    assert [answer.number for answer in answers] == [2.0] * 3
+
+
+def test_a_delayed_request_keeps_its_deadline_in_a_worker(make_bench) -> None:
+    policy = QueuePolicy(delays_timed_out=True, default_timeout_microseconds=30_000)
+    bench = make_bench(DynamicBatching(default_queue_policy=policy))
+    bench.warm_up(rows=1)
+    bench.executions.clear()
+    deadline = time.monotonic() + 0.06
+    running, doomed = bench.loop.turning(
+        lambda: [bench._submit(1.0, width=width, deadline=deadline) for width in (2, 3)]
+    )()
+    assert bench.executions[0].is_grouped
+    assert doomed.done.wait(PATIENCE_SECONDS)
+    assert doomed.error.code is StatusCode.DEADLINE_EXCEEDED
+    assert not running.done.is_set()
 
 
 def test_grouped_requests_keep_deadlines_of_those_that_have_not_begun(make_bench) -> None:
