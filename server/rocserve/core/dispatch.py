@@ -15,7 +15,7 @@ from rocserve.core.exchange import EndHook, Exchange, HookOrder, Responder, Resp
 from rocserve.core.requests import InferRequest
 from rocserve.core.responses import InferResponse
 from rocserve.core.sequences import SequenceOrder
-from rocserve.core.serving import ServingTable, ServingTableHolder
+from rocserve.core.serving import ServedVersion, ServingTable, ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.timing import RequestTiming
@@ -41,15 +41,10 @@ class Dispatcher:
         return self.tables.table
 
     def dispatch(
-        self,
-        request: InferRequest,
-        exchange: Exchange,
-        copying: Sequence[Steps[None]] = (),
-        is_prepared: bool = False,
+        self, request: InferRequest, exchange: Exchange, copying: Sequence[Steps[None]] = (), is_prepared: bool = False
     ) -> None:
-        """Schedule a request; all errors go to the exchange. First `copying` copies its inputs, and BYTES elements are
-        counted if there may be many, in steps between other work, unless `is_prepared`. Requests of a sequence stay in
-        order."""
+        """Schedule a request; errors go to the exchange. First `copying` copies its inputs, and many BYTES elements are
+        counted, in steps between other work, unless `is_prepared`. Requests of a sequence stay in order."""
         head = request.head
         if head.wants_timing and request.timing is None:
             begin_timing(request, exchange)
@@ -60,7 +55,7 @@ class Dispatcher:
         ):
             return
         try:
-            version = request.member
+            version: ServedVersion | None = request.member
             if version is None or version.is_cold:
                 table = self.tables.table
                 version = table.by_head.get(head) or table.find_by_head(head)
@@ -113,7 +108,7 @@ def dispatch_caused(dispatcher: Dispatcher, request: InferRequest, client: Respo
     if parent is not None:
         head = request.head
         try:
-            version = request.member or dispatcher.table.find(head.model_name, head.model_version)
+            version: ServedVersion = request.member or dispatcher.table.find(head.model_name, head.model_version)
         except ServeError as error:
             exchange.send(error)
             return

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
@@ -27,10 +27,6 @@ from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.core.timing import RequestTiming
 from rocserve.core.trace import Trace
-
-if TYPE_CHECKING:
-    # That module imports this one.
-    from rocserve.core.serving import ServedVersion
 
 SHARED_REGION = "shared_memory_region"
 SHARED_OFFSET = "shared_memory_offset"
@@ -268,8 +264,8 @@ class InferRequest:
     members: object = None
     """The members of the ensemble whose step makes the request; None = a step that has found its member by name, or
     something else, makes it."""
-    member: ServedVersion | None = None
-    """That of the members which runs the request unless it is cold; None = the version that the head names."""
+    member: Any = None
+    """The ServedVersion that runs the request unless it is cold; None = the one that the head names."""
 
     # Validation sets the next two.
     plan: RequestPlan = field(init=False)

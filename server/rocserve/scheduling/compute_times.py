@@ -1,6 +1,5 @@
 """Measures how long batches take: smoothed times in the engine, and, by a batch's work (RequestPlan.work), the time
-from its start on an instance to its outputs. Also counts how many requests in a row were quick and left their worker
-alive.
+from its start on an instance to its outputs. Also counts how many requests in a row were quick and ended no worker.
 
 The second measure is kept separately for work up to 1, 2, 4, 8, ..., and read in two ways: the time that
 most batches stay below, a quantile of the last ones, and the best time, that of the fastest of the very last ones. A
