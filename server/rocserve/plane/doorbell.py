@@ -134,12 +134,12 @@ class SocketSleeper:
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
         """Sleep until a ring or the timeout, unless there is mail. Returns False if the other end had closed."""
+        # Before this sleep begins: a sleep is rung once, and that ring must not be drained.
+        is_there = not self._is_rung or self._drain(self._connection)
         word = self._word
         word[0] += 1
         fence()
         try:
-            # The rings of the previous sleep are drained only now: handling their messages came first.
-            is_there = not self._is_rung or self._drain(self._connection)
             if has_mail():
                 return True
             if is_there:

@@ -285,6 +285,27 @@ def test_rings_that_nobody_takes_stop_nobody(pair: Pair) -> None:
     here.close()
 
 
+def test_a_late_ring_for_taken_mail_does_not_stand_for_the_next(pair: Pair) -> None:
+    here, peer = socket.socketpair()
+    ringer = SocketRinger(pair.first_end().other_sleep_word(), here)
+
+    def drain(connection: socket.socket) -> bool:
+        ringer.ring()  # The mail has been taken already.
+        return drain_rings(connection)
+
+    sleeper = SocketSleeper(pair.second_end().own_sleep_word(), peer, drain)
+
+    def rung_late() -> bool:
+        """Mail comes just after this look."""
+        ringer.ring()
+        return False
+
+    for _ in range(3):
+        assert sleeper.sleep(0.0, rung_late)
+        assert sleeper._is_rung
+    here.close(), peer.close()
+
+
 def test_sleep_ends_by_time_by_a_ring_and_by_another_descriptor(doorbell: Doorbell) -> None:
     started = time.monotonic()
     doorbell.sleep(0.05, lambda: False)
