@@ -102,7 +102,7 @@ class Measure:
 
 def measures(read: Sequence[Module]) -> Sequence[Measure]:
     return (
-        Measure("lines", sum(one.lines for one in read), 86_424),
+        Measure("lines", sum(one.lines for one in read), 86_423),
         Measure("modules", len(read), 532),
         Measure("classes", sum(one.classes for one in read), 947),
         Measure("constants of modules", sum(len(one.constants) for one in read), 848),
