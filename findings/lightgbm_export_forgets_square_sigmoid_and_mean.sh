@@ -2,8 +2,7 @@
 # lightgbm 4.7.0 through onnxmltools 1.16.0: the converter keeps the trees and drops three settings that shape the answer, without
 # a warning. reg_sqrt: LightGBM squares the sum of the trees, the file does not. sigmoid: the file always has a slope of 1.
 # boosting_type "rf": LightGBM takes the mean of the trees, the file divides their sum by the constant 100, the default number of
-# trees, whatever the number is (and a Booster's sum by nothing). The model's own text has all three: "objective=regression sqrt",
-# "objective=binary sigmoid:3", "average_output". With the default settings the answers are equal.
+# trees, whatever the number is. With the default settings the answers are equal.
 # Seen on 2026-11-30, one row:
 #   default settings: LightGBM 130.6, file 130.6
 #   reg_sqrt: LightGBM 130.4, file 11.4

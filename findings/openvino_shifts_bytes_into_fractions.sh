@@ -4,7 +4,7 @@
 # if a Cast to float and a multiplication follow; with a fixed shape it gives 15 in both. A graph that unpacks two 4-bit
 # numbers of a byte thus reads the upper one too large. The frontend writes the shift as a division by a power of two. Fixed
 # shapes go to code that drops the remainder, open ones to a node that divides in float, takes the following operators into
-# itself, and rounds where it stores bytes. Divisions of int8 and uint8 do the same; 32 bits are right.
+# itself, and rounds where it stores bytes. Numbers of 32 bits are right.
 # Seen on 2026-11-30, bytes 18, 17, 2f, f8 shifted by 4 bits (alone; with Cast and Mul):
 #   CPUExecutionProvider, fixed: uint8 [1, 1, 2, 15]; [1.0, 1.0, 2.0, 15.0], uint32 [1, 1, 2, 15]; [1.0, 1.0, 2.0, 15.0]
 #   CPUExecutionProvider, open: uint8 [1, 1, 2, 15]; [1.0, 1.0, 2.0, 15.0], uint32 [1, 1, 2, 15]; [1.0, 1.0, 2.0, 15.0]
